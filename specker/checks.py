@@ -1,0 +1,140 @@
+"""Argument checks, one function a property; every message names the argument, what was expected and what came."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import torch
+
+from specker.sampling import Sampling
+
+LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_INDEX_DTYPES = (torch.int64, torch.int32)
+_PARAMETER_DTYPES = (torch.float32, torch.float64)
+
+Parameters = tuple[torch.Tensor, "torch.Tensor | None", "torch.Tensor | None", "torch.Tensor | None"]
+"""temperature, top_k, top_p, min_p as the operators take them; None is an identity."""
+
+
+def check_tensor(
+    name: str, value: object, shape: Sequence[int | None], dtypes: Sequence[torch.dtype], device: torch.device | None
+) -> torch.Tensor:
+    """Return the tensor if its rank, shape, dtype and device are right; None in `shape` admits any size."""
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(value).__name__}")
+    if value.dtype not in dtypes:
+        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise TypeError(f"{name}: expected dtype {wanted}, got {str(value.dtype).removeprefix('torch.')}")
+    actual = value.shape
+    if len(actual) != len(shape) or any(
+        want is not None and want != got for want, got in zip(shape, actual, strict=True)
+    ):
+        wanted = ", ".join("*" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name}: expected shape ({wanted}), got {tuple(actual)}")
+    if device is not None and value.device != device:
+        raise ValueError(f"{name}: expected device {device}, that of the target, got {value.device}")
+    return value
+
+
+def check_rows(
+    name: str, value: object, shape: Sequence[int | None], device: torch.device | None
+) -> torch.Tensor:
+    """Return a tensor of logits or probabilities whose last axis is contiguous and not empty."""
+    rows = check_tensor(name, value, shape, LOGIT_DTYPES, device)
+    if rows.shape[-1] == 0:
+        raise ValueError(f"{name}: expected a vocabulary of at least 1, got shape {tuple(rows.shape)}")
+    if rows.stride(-1) != 1 and rows.shape[-1] > 1:
+        raise ValueError(f"{name}: expected a contiguous last axis (stride 1), got strides {rows.stride()}")
+    return rows
+
+
+def check_index(name: str, value: object, shape: Sequence[int | None], device: torch.device) -> torch.Tensor:
+    """Return a tensor of int32 or int64 indices."""
+    return check_tensor(name, value, shape, _INDEX_DTYPES, device)
+
+
+def check_parameters(sampling: Sampling, batch: int, vocab: int, device: torch.device, prefix: str = "") -> Parameters:
+    """Return the sampling parameters as device tensors; identities given as Python numbers become None.
+
+    Raises:
+        TypeError, ValueError: a Python number is out of range, or a tensor has the wrong dtype, shape or device.
+    """
+    temperature, top_k, top_p, min_p = sampling
+    return (
+        _real(prefix + "temperature", temperature, 0.0, math.inf, batch, device),
+        _count(prefix + "top_k", top_k, batch, vocab, device),
+        _real_or_none(prefix + "top_p", top_p, 1.0, batch, device, upper=math.inf),
+        _real_or_none(prefix + "min_p", min_p, 0.0, batch, device, upper=1.0),
+    )
+
+
+def has_tensor(sampling: Sampling) -> bool:
+    """Return whether a parameter is a tensor, whose values only the operator reads."""
+    return any(isinstance(parameter, torch.Tensor) for parameter in sampling)
+
+
+def _real_or_none(
+    name: str, value: object, identity: float, batch: int, device: torch.device, upper: float
+) -> torch.Tensor | None:
+    if isinstance(value, (int, float)) and (value == identity or (identity == 1.0 and 1.0 < value < math.inf)):
+        return None
+    return _real(name, value, 0.0, upper, batch, device)
+
+
+def _real(name: str, value: object, lower: float, upper: float, batch: int, device: torch.device) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return check_tensor(name, value, (batch,), _PARAMETER_DTYPES, device)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}: expected a number or a (batch,) tensor, got {type(value).__name__}")
+    if not (lower <= value <= upper and math.isfinite(value)):
+        bound = "finite and >= 0" if upper == math.inf else f"in [{lower:g}, {upper:g}]"
+        raise ValueError(f"{name}: expected a value {bound}, got {value}")
+    return scalar_tensor(float(value), torch.float64, device)
+
+
+def _count(name: str, value: object, batch: int, vocab: int, device: torch.device) -> torch.Tensor | None:
+    if isinstance(value, torch.Tensor):
+        return check_tensor(name, value, (batch,), _INDEX_DTYPES, device)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: expected an int or a (batch,) tensor, got {type(value).__name__}")
+    return None if value <= 0 or value >= vocab else scalar_tensor(value, torch.int64, device)
+
+
+def scalar_tensor(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return a one-element tensor that broadcasts over the batch, made once per value and device."""
+    # What is made while tracing or while a graph is captured holds its value only inside that trace or graph.
+    if torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return torch.full((1,), value, dtype=dtype, device=device)
+    return _cached_scalar(value, dtype, device)
+
+
+@functools.lru_cache(maxsize=256)
+def _cached_scalar(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.full((1,), value, dtype=dtype, device=device)
+
+
+def seed_tensor(seed: int | torch.Tensor | None, batch: int, device: torch.device) -> torch.Tensor:
+    """Return the `(batch,)` int64 seeds: given, counted up from an int, or drawn from torch's generator."""
+    if seed is None:
+        return torch.randint(-(1 << 63), (1 << 63) - 1, (batch,), dtype=torch.int64, device=device)
+    if isinstance(seed, torch.Tensor):
+        return check_tensor("seed", seed, (batch,), (torch.int64,), device)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed: expected an int, a (batch,) int64 tensor or None, got {type(seed).__name__}")
+    wrapped = (seed + (1 << 63)) % (1 << 64) - (1 << 63)
+    return torch.arange(batch, dtype=torch.int64, device=device) + wrapped
+
+
+def position_tensor(position: int | torch.Tensor | None, batch: int, device: torch.device) -> torch.Tensor:
+    """Return the positions as an int64 tensor of one or `batch` elements; None is 0."""
+    if position is None:
+        return scalar_tensor(0, torch.int64, device)
+    if isinstance(position, torch.Tensor):
+        return check_tensor("position", position, (batch,), (torch.int64,), device)
+    if isinstance(position, bool) or not isinstance(position, int):
+        raise TypeError(f"position: expected an int, a (batch,) int64 tensor or None, got {type(position).__name__}")
+    if not -(1 << 63) <= position < 1 << 63:
+        raise ValueError(f"position: expected a 64-bit integer, got {position}")
+    return torch.full((1,), position, dtype=torch.int64, device=device)

@@ -1,0 +1,273 @@
+"""The meaning of every operator, in plain PyTorch and float64, to be read beside the papers.
+
+Leviathan et al. 2023 (algorithm 1) and Chen et al. 2023 (algorithm 2) with the letters spelled out: `target` is the
+distribution that is kept, `draft` the one the draft tokens were drawn from. Nothing here is fast.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from specker import random
+from specker.distribution import Distribution, distribution, greedy_rows
+from specker.layout import Layout, decision_uniforms, make_layout
+from specker.sampling import GREEDY_TEMPERATURE
+from specker.status import INVALID_ARGUMENT, Status
+
+RECEIPT_FIELDS = ("token_logit", "row_max", "threshold", "weight_sum")
+"""Columns of a packed receipt."""
+
+
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor | None,
+    top_p: torch.Tensor | None,
+    min_p: torch.Tensor | None,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Draw one token a row by inverse CDF; return (token_ids, status, packed receipt)."""
+    batch = logits.shape[0]
+    status = _parameter_status(batch, logits.device, temperature, top_p, min_p)
+    row = distribution(logits, *_as_float64(temperature, top_k, top_p, min_p), is_probs=False)
+    status = torch.where(row.valid | _argument_bits(status), status, status | Status.TARGET_INVALID)
+    emission = random.uniforms(seed, position, random.DRAFT_PURPOSE)[1].expand(batch)
+    drawn = torch.where(status == 0, _inverse_cdf(row.probs, emission), -1)
+    token_logit = logits.gather(-1, drawn.clamp(min=0).unsqueeze(-1)).squeeze(-1).to(torch.float64)
+    receipt = torch.stack((token_logit, row.row_max, row.threshold, row.weight_sum), dim=-1)
+    return drawn, status, torch.where((status == 0).unsqueeze(-1), receipt, math.nan)
+
+
+def verify(
+    draft_token_ids: torch.Tensor,
+    target: torch.Tensor,
+    draft: torch.Tensor | None,
+    draft_receipt: torch.Tensor | None,
+    num_draft_tokens: torch.Tensor | None,
+    cu_num_draft_tokens: torch.Tensor | None,
+    draft_index: torch.Tensor | None,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor | None,
+    top_p: torch.Tensor | None,
+    min_p: torch.Tensor | None,
+    draft_temperature: torch.Tensor,
+    draft_top_k: torch.Tensor | None,
+    draft_top_p: torch.Tensor | None,
+    draft_min_p: torch.Tensor | None,
+    seed: torch.Tensor | None,
+    position: torch.Tensor | None,
+    uniforms: torch.Tensor | None,
+    max_num_draft_tokens: int,
+    target_is_probs: bool,
+    draft_is_probs: bool,
+    return_logprobs: bool,
+    return_accept_probs: bool,
+) -> tuple[torch.Tensor, ...]:
+    """Accept draft tokens in order, then emit one recovered or bonus token; see `specker.verify`."""
+    layout = make_layout(draft_token_ids, target, draft, num_draft_tokens, cu_num_draft_tokens, draft_index, max_num_draft_tokens)
+    accept_uniforms, emission_uniforms, uniforms_valid = decision_uniforms(layout, seed, position, uniforms)
+    status = layout.status | _parameter_status(layout.batch, target.device, temperature, top_p, min_p)
+    status = torch.where(uniforms_valid, status, status | Status.INVALID_UNIFORMS)
+    if draft is not None:
+        status = status | _parameter_status(layout.batch, target.device, draft_temperature, draft_top_p, draft_min_p)
+
+    parameters = [_per_position(parameter) for parameter in _as_float64(temperature, top_k, top_p, min_p)]
+    target_law = distribution(target[layout.target_rows], *parameters, is_probs=target_is_probs)
+    greedy = greedy_rows(temperature, top_p).expand(layout.batch).unsqueeze(-1)
+    draft_law = None
+    if draft is not None:
+        draft_parameters = [
+            _per_position(parameter)
+            for parameter in _as_float64(draft_temperature, draft_top_k, draft_top_p, draft_min_p)
+        ]
+        draft_law = distribution(draft[layout.draft_rows], *draft_parameters, is_probs=draft_is_probs)
+
+    receipt = None if draft_receipt is None else draft_receipt[layout.receipt_rows]
+    scored = _score(layout, target_law, draft_law, receipt, draft_temperature, accept_uniforms, greedy)
+    runs = _argument_bits(status).logical_not()
+    num_accepted = torch.where(runs, scored.accepted.cumprod(dim=-1).sum(dim=-1), 0)
+    emitted = _emit(layout, target_law, draft_law, scored, num_accepted, emission_uniforms, greedy)
+
+    positions = torch.arange(max_num_draft_tokens + 1, device=target.device)
+    decided = positions[:-1] <= num_accepted.unsqueeze(-1)
+    bits = torch.where(decided & layout.drafted, scored.bits, 0)
+    for index in range(max_num_draft_tokens):
+        status = torch.where(runs, status | bits[:, index], status)
+    status = torch.where(runs, status | emitted.bits, status)
+
+    emits = runs & emitted.valid
+    tokens = torch.nn.functional.pad(layout.draft_token_ids, (0, 1), value=-1)
+    token_ids = torch.where(positions < num_accepted.unsqueeze(-1), tokens, -1)
+    final = (positions == num_accepted.unsqueeze(-1)) & emits.unsqueeze(-1)
+    token_ids = torch.where(final, emitted.token_ids.unsqueeze(-1), token_ids)
+    num_emitted = num_accepted + emits.to(torch.int64)
+    logprobs, accept_probs, expected = _optional_outputs(
+        layout, target_law, scored, token_ids, runs, return_logprobs, return_accept_probs
+    )
+    return token_ids, num_accepted, num_emitted, status, logprobs, accept_probs, expected
+
+
+class _Scored(NamedTuple):
+    """Every draft position judged as if all before it had been accepted."""
+
+    accepted: torch.Tensor
+    accept_probs: torch.Tensor
+    bits: torch.Tensor
+    residual: torch.Tensor
+
+
+class _Emitted(NamedTuple):
+    """The recovered or bonus token of every sequence."""
+
+    token_ids: torch.Tensor
+    valid: torch.Tensor
+    bits: torch.Tensor
+
+
+def _score(
+    layout: Layout,
+    target: Distribution,
+    draft: Distribution | None,
+    receipt: torch.Tensor | None,
+    draft_temperature: torch.Tensor,
+    accept_uniforms: torch.Tensor,
+    greedy: torch.Tensor,
+) -> _Scored:
+    gamma, vocab = layout.drafted.shape[-1], target.probs.shape[-1]
+    token = layout.draft_token_ids
+    in_range = (token >= 0) & (token < vocab)
+    column = torch.where(in_range, token, 0).unsqueeze(-1)
+    target_prob = target.probs[:, :gamma].gather(-1, column).squeeze(-1)
+    draft_prob, draft_valid = _draft_prob(draft, receipt, column, draft_temperature, target_prob)
+    # Multiplied, not divided, and strict: u = 0 never accepts a token without target mass.
+    passes = (accept_uniforms[:, :gamma] * draft_prob < target_prob) | (target_prob >= draft_prob)
+    passes = passes & (target_prob > 0) & (draft_valid | greedy)
+    passes = torch.where(greedy, token == target.argmax[:, :gamma], passes)
+    target_valid = target.valid[:, :gamma]
+    accepted = layout.drafted & in_range & target_valid & passes
+
+    sampled = in_range & ~greedy
+    bits = torch.where(token == -1, int(Status.DRAFT_TOKEN_PLACEHOLDER), int(Status.DRAFT_TOKEN_OUT_OF_RANGE))
+    bits = torch.where(in_range, 0, bits)
+    bits = torch.where(sampled & ~draft_valid, int(Status.DRAFT_INVALID), bits)
+    impossible = sampled & draft_valid & (draft_prob == 0)
+    bits = torch.where(impossible, int(Status.DRAFT_TOKEN_IMPOSSIBLE), bits)
+    bits = torch.where(target_valid, bits, int(Status.TARGET_INVALID)).to(torch.int32)
+
+    ratio = torch.where(target_prob >= draft_prob, (target_prob > 0).double(), target_prob / draft_prob)
+    ratio = torch.where(draft_valid, ratio, math.nan)
+    ratio = torch.where(greedy, (token == target.argmax[:, :gamma]).double(), ratio)
+    ratio = torch.where(target_valid, torch.where(in_range, ratio, 0.0), math.nan)
+    accept_probs = torch.where(layout.drafted, ratio, 0.0)
+    return _Scored(accepted, accept_probs, bits, sampled & draft_valid)
+
+
+def _draft_prob(
+    draft: Distribution | None,
+    receipt: torch.Tensor | None,
+    column: torch.Tensor,
+    temperature: torch.Tensor,
+    target_prob: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if receipt is not None:
+        token_logit, row_max, threshold, weight_sum = receipt.unbind(dim=-1)
+        divisor = torch.where(temperature < GREEDY_TEMPERATURE, 1.0, temperature.double()).unsqueeze(-1)
+        prob = torch.exp((token_logit - row_max) / divisor) / weight_sum
+        return torch.where(token_logit >= threshold, prob, 0.0), weight_sum > 0
+    if draft is None:
+        return torch.ones_like(target_prob), torch.ones_like(target_prob, dtype=torch.bool)
+    return draft.probs.gather(-1, column).squeeze(-1), draft.valid
+
+
+def _emit(
+    layout: Layout,
+    target: Distribution,
+    draft: Distribution | None,
+    scored: _Scored,
+    num_accepted: torch.Tensor,
+    emission_uniforms: torch.Tensor,
+    greedy: torch.Tensor,
+) -> _Emitted:
+    sequence = torch.arange(layout.batch, device=num_accepted.device)
+    target_row = target.probs[sequence, num_accepted]
+    valid = target.valid[sequence, num_accepted]
+    rejected = num_accepted < layout.length
+    bits = torch.where(valid, 0, int(Status.TARGET_INVALID)).to(torch.int32)
+    mass = target_row
+    if layout.drafted.shape[-1] > 0:
+        position = num_accepted.clamp(max=layout.drafted.shape[-1] - 1)
+        if draft is None:
+            ids = torch.arange(target_row.shape[-1], device=target_row.device)
+            removed = layout.draft_token_ids[sequence, position].unsqueeze(-1)
+            residual = torch.where(ids == removed, 0.0, target_row)
+        else:
+            residual = (target_row - draft.probs[sequence, position]).clamp(min=0)
+        total = residual.sum(dim=-1)
+        wanted = rejected & scored.residual[sequence, position] & ~greedy.squeeze(-1)
+        empty = ~((total > 0) & torch.isfinite(total))
+        mass = torch.where((wanted & ~empty).unsqueeze(-1), residual, target_row)
+        bits = torch.where(wanted & empty & valid, bits | Status.RESIDUAL_EMPTY, bits)
+    token_ids = _inverse_cdf(mass, emission_uniforms[sequence, num_accepted])
+    return _Emitted(token_ids, valid, bits)
+
+
+def _inverse_cdf(mass: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Return the first id whose prefix mass exceeds uniform * total, else the last id with mass."""
+    prefix = mass.cumsum(dim=-1)
+    first = (prefix <= uniform.unsqueeze(-1) * prefix[..., -1:]).sum(dim=-1)
+    ids = torch.arange(mass.shape[-1], device=mass.device)
+    last = torch.where(mass > 0, ids, 0).amax(dim=-1)
+    return torch.minimum(first, last)
+
+
+def _optional_outputs(
+    layout: Layout,
+    target: Distribution,
+    scored: _Scored,
+    token_ids: torch.Tensor,
+    runs: torch.Tensor,
+    return_logprobs: bool,
+    return_accept_probs: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    nothing = target.probs.new_empty(0, dtype=torch.float32)
+    logprobs, accept_probs, expected = nothing, nothing.clone(), nothing.clone()
+    if return_logprobs:
+        picked = target.probs.gather(-1, token_ids.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        logprobs = torch.where(token_ids >= 0, picked.log(), 0.0).float()
+    if return_accept_probs:
+        accept_probs = torch.where(runs.unsqueeze(-1), scored.accept_probs, math.nan).float()
+        chances = torch.where(runs.unsqueeze(-1), scored.accept_probs, 0.0).nan_to_num(nan=0.0)
+        expected = chances.cumprod(dim=-1).sum(dim=-1).float()
+    return logprobs, accept_probs, expected
+
+
+def _parameter_status(
+    batch: int, device: torch.device, temperature: torch.Tensor, top_p: torch.Tensor | None, min_p: torch.Tensor | None
+) -> torch.Tensor:
+    status = torch.zeros(batch, dtype=torch.int32, device=device)
+    good = torch.isfinite(temperature) & (temperature >= 0)
+    status = torch.where(good, status, status | Status.INVALID_TEMPERATURE)
+    if top_p is not None:
+        status = torch.where(top_p >= 0, status, status | Status.INVALID_TOP_P)
+    if min_p is not None:
+        status = torch.where((min_p >= 0) & (min_p <= 1), status, status | Status.INVALID_MIN_P)
+    return status
+
+
+def _argument_bits(status: torch.Tensor) -> torch.Tensor:
+    return (status & int(INVALID_ARGUMENT)) != 0
+
+
+def _as_float64(
+    temperature: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None, min_p: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    widened = (None if parameter is None else parameter.double() for parameter in (top_p, min_p))
+    return (temperature.double(), None if top_k is None else top_k.long(), *widened)
+
+
+def _per_position(parameter: torch.Tensor | None) -> torch.Tensor | None:
+    return None if parameter is None else parameter.unsqueeze(-1)

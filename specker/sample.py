@@ -1,0 +1,165 @@
+"""Drawing the draft token: the other half of an exact verify step, with the receipt that makes it cheap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from specker import checks, operators
+from specker.sampling import GREEDY_TEMPERATURE, Sampling
+from specker.status import INVALID_ARGUMENT, raise_for_bits
+
+
+@dataclass(frozen=True)
+class DraftReceipt:
+    """What a draw leaves behind, so that verify need not read the draft row again for the ratio.
+
+    Made by `sample`; `stack` joins the receipts of one round. Verify still takes the draft logits with it, and reads
+    a draft row only where it draws from a residual.
+    """
+
+    values: torch.Tensor
+    """`(batch, 4)` or, stacked, `(batch, gamma, 4)` float64: token logit, row maximum, threshold, weight sum."""
+    sampling: Sampling
+    """The parameters that the rows were sampled with, as they were given."""
+    vocab: int
+    """Vocabulary of the rows."""
+    dtype: torch.dtype
+    """Dtype of the rows."""
+
+    @property
+    def token_logit(self) -> torch.Tensor:
+        """Logit of the token drawn, float64."""
+        return self.values[..., 0]
+
+    @property
+    def threshold(self) -> torch.Tensor:
+        """Smallest logit that the filters keep, float64; -inf without filters."""
+        return self.values[..., 2]
+
+    @property
+    def log_sum_exp(self) -> torch.Tensor:
+        """Log-sum-exp of the filtered, tempered row, float64; the row maximum where the row is greedy."""
+        temperature = torch.as_tensor(self.sampling.temperature, dtype=torch.float64, device=self.values.device)
+        divisor = torch.where(temperature < GREEDY_TEMPERATURE, 1.0, temperature)
+        if divisor.dim() == 1 and self.values.dim() == 3:
+            divisor = divisor.unsqueeze(-1)
+        return self.values[..., 1] / divisor + self.values[..., 3].log()
+
+    @staticmethod
+    def stack(receipts: Sequence[DraftReceipt]) -> DraftReceipt:
+        """Return the `(batch, gamma)` form of gamma receipts of one step each.
+
+        Raises:
+            ValueError: there is no receipt, or they differ in batch, vocabulary, dtype or parameters.
+
+        Example:
+            >>> steps = [sample(torch.zeros(2, 8), seed=1, position=step).receipt for step in range(3)]
+            >>> DraftReceipt.stack(steps).values.shape
+            torch.Size([2, 3, 4])
+        """
+        if not receipts:
+            raise ValueError("receipts: expected at least one receipt, got none")
+        first = receipts[0]
+        for receipt in receipts[1:]:
+            if receipt.values.shape != first.values.shape:
+                raise ValueError(
+                    f"receipts: expected equal shapes, got {tuple(first.values.shape)} and {tuple(receipt.values.shape)}"
+                )
+            receipt.check(first.vocab, first.dtype, first.sampling)
+        return DraftReceipt(
+            torch.stack([receipt.values for receipt in receipts], dim=1), first.sampling, first.vocab, first.dtype
+        )
+
+    def check(self, vocab: int, dtype: torch.dtype, sampling: Sampling) -> None:
+        """Raise ValueError where the receipt contradicts the rows it is used with; reads no row."""
+        if self.vocab != vocab:
+            raise ValueError(f"draft_receipt: expected one of vocabulary {vocab}, got {self.vocab}")
+        if self.dtype != dtype:
+            raise ValueError(f"draft_receipt: expected one made from {dtype} rows, got {self.dtype}")
+        for name, made, given in zip(Sampling._fields, self.sampling, sampling, strict=True):
+            if _visibly_differ(made, given):
+                raise ValueError(f"draft_receipt: expected one made with {name} {given}, got {made}")
+
+
+def _visibly_differ(made: float | torch.Tensor, given: float | torch.Tensor) -> bool:
+    if made is given:
+        return False
+    tensors = [value for value in (made, given) if isinstance(value, torch.Tensor)]
+    # Values on a device, or under a trace, cannot be compared without waiting for them.
+    if any(tensor.device.type != "cpu" for tensor in tensors) or (tensors and torch.compiler.is_compiling()):
+        return False
+    return bool((torch.as_tensor(made, dtype=torch.float64) != torch.as_tensor(given, dtype=torch.float64)).any())
+
+
+class SampleResult(NamedTuple):
+    """Tokens drawn by `sample`, one a row."""
+
+    token_ids: torch.Tensor
+    """`(batch,)` int64; -1 for an invalid row."""
+    status: torch.Tensor
+    """`(batch,)` int32 bit mask of `Status`."""
+    seed: torch.Tensor
+    """`(batch,)` int64, the seeds used."""
+    receipt: DraftReceipt
+    """Hand it to `verify(draft_receipt=...)`, stacked over the steps of the round."""
+
+    def raise_for_status(self) -> None:
+        """Wait for the status and raise InvalidInputError if a row was invalid."""
+        raise_for_bits(self.status)
+
+
+def sample(
+    logits: torch.Tensor,
+    *,
+    temperature: float | torch.Tensor = 1.0,
+    top_k: int | torch.Tensor = 0,
+    top_p: float | torch.Tensor = 1.0,
+    min_p: float | torch.Tensor = 0.0,
+    seed: int | torch.Tensor | None = None,
+    position: int | torch.Tensor | None = None,
+) -> SampleResult:
+    """Draw one token a row, with random numbers that never meet those of `verify`.
+
+    Equivalent to, for a batch that is not filtered::
+
+        probs = torch.softmax(logits.double() / temperature, dim=-1)
+        token_ids = torch.multinomial(probs, 1).squeeze(-1)
+
+    Args:
+        logits: `(batch, vocab)` float32, bfloat16 or float16; last axis contiguous, other strides free.
+        temperature: finite, >= 0; below 1e-5 takes the arg-max, ties to the lowest id. A number or a `(batch,)`
+            float32 or float64 tensor, as are all parameters (`top_k`: int32 or int64).
+        top_k: keep the top_k largest logits and all ties; <= 0 or >= vocab keeps all.
+        top_p: keep the smallest set of largest probabilities with mass >= top_p, and ties; >= 1 keeps all.
+        min_p: keep ids with probability >= min_p times the largest; 0 keeps all.
+        seed: `(batch,)` int64, one stream a sequence; an int s means s + row; None draws seeds.
+        position: `(batch,)` int64 or int, absolute index in the sequence of the token drawn; None is 0.
+
+    Returns:
+        SampleResult.
+
+    Raises:
+        TypeError, ValueError: an argument has the wrong rank, shape, dtype or device, or a value out of range (values
+            of device tensors are judged by the kernel and told in `status`).
+
+    Guarantees: inverse CDF in ascending ids by one uniform of purpose 0; equal tokens on every backend for the same
+        seed; no host synchronisation for device tensors; nothing vocabulary-sized is allocated.
+
+    Example:
+        >>> sample(torch.tensor([[0.0, 9.0]]), temperature=0.0).token_ids
+        tensor([1])
+    """
+    rows = checks.check_rows("logits", logits, (None, None), None)
+    batch, vocab = rows.shape
+    sampling = Sampling(temperature, top_k, top_p, min_p)
+    parameters = checks.check_parameters(sampling, batch, vocab, rows.device)
+    seeds = checks.seed_tensor(seed, batch, rows.device)
+    positions = checks.position_tensor(position, batch, rows.device)
+    token_ids, status, receipt = operators.operator("sample", rows.device)(rows, *parameters, seeds, positions)
+    if checks.has_tensor(sampling) and rows.device.type == "cpu" and not torch.compiler.is_compiling():
+        raise_for_bits(status, INVALID_ARGUMENT)
+    return SampleResult(token_ids, status, seeds, DraftReceipt(receipt, sampling, vocab, rows.dtype))
