@@ -13,7 +13,6 @@ import importlib.util
 import os
 import threading
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -48,18 +47,19 @@ class BackendUnavailableError(RuntimeError):
     """The implementation asked for cannot serve here, with the reason in words."""
 
 
-def _load_extension() -> ModuleType | None:
+def _load_extension() -> bool:
+    """Load specker._C as a plain library: it registers operators and needs neither Python nor its headers."""
+    spec = importlib.util.find_spec("specker._C")
+    if spec is None or spec.origin is None:
+        return False
     try:
-        return importlib.import_module("specker._C")
-    except ModuleNotFoundError as error:
-        if error.name != "specker._C":
-            raise
-        return None
-    except ImportError as error:
+        torch.ops.load_library(spec.origin)
+    except OSError as error:
         raise ImportError(
             f"specker._C is installed but does not load with torch {torch.__version__}: {error}. "
             "Reinstall specker, or remove the extension to run on the reference."
         ) from error
+    return True
 
 
 def _triton(name: str) -> Callable[..., Any]:
@@ -100,13 +100,13 @@ _LIBRARIES = {backend: torch.library.Library(name, "DEF") for backend, name in _
 for _library in _LIBRARIES.values():
     for _schema in _SCHEMAS.values():
         _library.define(_schema)
-_EXTENSION = _load_extension()
+_HAS_EXTENSION = _load_extension()
 for _name in _SCHEMAS:
     _LIBRARIES["reference"].impl(_name, getattr(reference, _name), "CompositeExplicitAutograd")
     _LIBRARIES["triton"].impl(_name, _triton(_name), "CompositeExplicitAutograd")
     # One key for NVIDIA and AMD: ROCm builds of torch answer to CUDA.
     _LIBRARIES["default"].impl(_name, _triton(_name), "CUDA")
-    if _EXTENSION is None:
+    if not _HAS_EXTENSION:
         _LIBRARIES["default"].impl(_name, getattr(reference, _name), "CPU")
     for _namespace in _NAMESPACES.values():
         torch.library.register_fake(f"{_namespace}::{_name}", _FAKES[_name])
@@ -119,7 +119,7 @@ def available_backends() -> dict[str, str]:
         >>> available_backends()["reference"]
         ''
     """
-    extension = "" if _EXTENSION is not None else "the C++ extension specker._C is not installed"
+    extension = "" if _HAS_EXTENSION else "the C++ extension specker._C is not installed"
     return {"reference": "", "cpp": extension, "triton": _why_no_triton()}
 
 
