@@ -1,0 +1,48 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import os
+
+# The kernels read this when they are imported: CPU tensors then run them in Triton's interpreter.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import specker
+
+BACKENDS = ("reference", "cpp", "triton")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--backend`, which restricts the tests that run on every backend to one."""
+    parser.addoption("--backend", choices=BACKENDS, default=None, help="run backend tests on this backend only")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test that asks for `backend` once on each backend, unless it lists its own."""
+    if "backend" not in metafunc.fixturenames:
+        return
+    if any(mark.name == "parametrize" and "backend" in mark.args[0] for mark in metafunc.definition.iter_markers()):
+        return
+    chosen = metafunc.config.getoption("--backend")
+    metafunc.parametrize("backend", [chosen] if chosen else BACKENDS)
+
+
+@pytest.fixture
+def device(backend: str) -> torch.device:
+    """Return the device of a backend test: a GPU for Triton where there is one, else the CPU."""
+    return torch.device("cuda" if backend == "triton" and torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture
+def on_backend(backend: str) -> Iterator[str]:
+    """Run the test on one backend, or skip it with the reason why that cannot serve."""
+    reason = specker.available_backends()[backend]
+    if reason:
+        pytest.skip(reason)
+    with specker.backend(backend):
+        yield backend
