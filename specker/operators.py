@@ -100,13 +100,13 @@ _LIBRARIES = {backend: torch.library.Library(name, "DEF") for backend, name in _
 for _library in _LIBRARIES.values():
     for _schema in _SCHEMAS.values():
         _library.define(_schema)
-_HAS_EXTENSION = _load_extension()
+_EXTENSION = _load_extension()
 for _name in _SCHEMAS:
     _LIBRARIES["reference"].impl(_name, getattr(reference, _name), "CompositeExplicitAutograd")
     _LIBRARIES["triton"].impl(_name, _triton(_name), "CompositeExplicitAutograd")
     # One key for NVIDIA and AMD: ROCm builds of torch answer to CUDA.
     _LIBRARIES["default"].impl(_name, _triton(_name), "CUDA")
-    if not _HAS_EXTENSION:
+    if not _EXTENSION:
         _LIBRARIES["default"].impl(_name, getattr(reference, _name), "CPU")
     for _namespace in _NAMESPACES.values():
         torch.library.register_fake(f"{_namespace}::{_name}", _FAKES[_name])
@@ -119,7 +119,7 @@ def available_backends() -> dict[str, str]:
         >>> available_backends()["reference"]
         ''
     """
-    extension = "" if _HAS_EXTENSION else "the C++ extension specker._C is not installed"
+    extension = "" if _EXTENSION else "the C++ extension specker._C is not installed"
     return {"reference": "", "cpp": extension, "triton": _why_no_triton()}
 
 
