@@ -14,8 +14,7 @@ from setuptools import find_packages, setup
 
 OLDEST_TORCH = (2, 10)
 COMPILE_FLAGS = ["-O3", "-std=c++17", "-fopenmp-simd", "-Wall", "-g0"]
-# Holds torch's headers to what 2.10 promises: one build serves every later release. No source includes Python.h, so
-# they compile where Python's own headers are missing.
+# Holds torch's headers to what 2.10 promises: one build serves every later release.
 ABI_MACROS = [("TORCH_TARGET_VERSION", "0x020a000000000000")]
 
 
@@ -70,6 +69,7 @@ def extension_options() -> dict[str, Any]:
 
     # torch and setuptools each have their own idea of a default compiler: both obey CXX.
     os.environ["CXX"] = str(find_compiler())
+    # Its source includes no Python.h, so it compiles where Python's own headers are missing.
     extension = CppExtension(
         "specker._C",
         ["csrc/operators.cpp"],
