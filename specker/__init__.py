@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from specker import random
 from specker.operators import BackendUnavailableError, available_backends, backend
+from specker.rounds import VerifyResult
 from specker.sample import DraftReceipt, SampleResult, sample
 from specker.sampling import Sampling
 from specker.status import InvalidInputError, Status
-from specker.verify import VerifyResult, verify, verify_flat, verify_from_probs
+from specker.verify import verify, verify_flat, verify_from_probs
 
 __version__ = "0.1.0"
 

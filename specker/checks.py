@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
-from specker.sampling import Sampling
+from specker.sampling import Parameters, Sampling
 
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _INDEX_DTYPES = (torch.int64, torch.int32)
 _PARAMETER_DTYPES = (torch.float32, torch.float64)
 
-Parameters = tuple[torch.Tensor, "torch.Tensor | None", "torch.Tensor | None", "torch.Tensor | None"]
-"""temperature, top_k, top_p, min_p as the operators take them; None is an identity."""
-
 
 def check_tensor(
-    name: str, value: object, shape: Sequence[int | None], dtypes: Sequence[torch.dtype], device: torch.device | None
+    name: str,
+    value: object,
+    shape: Sequence[int | None],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device | None,
 ) -> torch.Tensor:
     """Return the tensor if its rank, shape, dtype and device are right; None in `shape` admits any size."""
     if not isinstance(value, torch.Tensor):
@@ -38,9 +39,7 @@ def check_tensor(
     return value
 
 
-def check_rows(
-    name: str, value: object, shape: Sequence[int | None], device: torch.device | None
-) -> torch.Tensor:
+def check_rows(name: str, value: object, shape: Sequence[int | None], device: torch.device | None) -> torch.Tensor:
     """Return a tensor of logits or probabilities whose last axis is contiguous and not empty."""
     rows = check_tensor(name, value, shape, LOGIT_DTYPES, device)
     if rows.shape[-1] == 0:
@@ -70,7 +69,7 @@ def check_parameters(sampling: Sampling, batch: int, vocab: int, device: torch.d
     )
 
 
-def has_tensor(sampling: Sampling) -> bool:
+def has_tensor(sampling: Iterable[object]) -> bool:
     """Return whether a parameter is a tensor, whose values only the operator reads."""
     return any(isinstance(parameter, torch.Tensor) for parameter in sampling)
 

@@ -71,7 +71,12 @@ def distribution(
     probs = torch.where(valid.unsqueeze(-1), kept / weight_sum, 0.0)
     threshold = torch.where(greedy.unsqueeze(-1), row_max, threshold)
     return Distribution(
-        probs, valid, argmax, row_max.squeeze(-1), threshold.expand_as(row_max).squeeze(-1), weight_sum.squeeze(-1)
+        probs,
+        valid,
+        argmax,
+        row_max.squeeze(-1),
+        threshold.expand_as(row_max).squeeze(-1),
+        weight_sum.squeeze(-1),
     )
 
 

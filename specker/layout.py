@@ -33,6 +33,7 @@ def make_layout(
     draft_index: torch.Tensor | None,
     gamma: int,
 ) -> Layout:
+    """Return the rows of every (sequence, position); what lies past a sequence's length decides nothing."""
     device = target.device
     positions = torch.arange(gamma + 1, device=device)
     if cu_num_draft_tokens is None:
@@ -57,6 +58,7 @@ def make_layout(
         in_range = (draft_index >= 0) & (draft_index < draft.shape[0])
         status = torch.where(in_range, status, status | Status.INVALID_DRAFT_INDEX)
         slot = torch.where(in_range, draft_index.long(), 0).unsqueeze(-1)
+    rows: tuple[tuple[torch.Tensor, ...], ...]
     if cu_num_draft_tokens is None:
         tokens = draft_token_ids.long()
         rows = ((sequence, inside), (slot, inside_draft), (sequence, inside), (sequence, inside_draft))
@@ -65,12 +67,13 @@ def make_layout(
         flat_target = start.unsqueeze(-1) + sequence + inside
         tokens = draft_token_ids.long()[flat_draft] if draft_token_ids.shape[0] else torch.zeros_like(flat_draft)
         rows = ((flat_target,), (flat_draft,), (flat_target,), (flat_draft,))
-    return Layout(batch, tokens, *rows, drafted, length, status)
+    return Layout(batch, tokens, rows[0], rows[1], rows[2], rows[3], drafted, length, status)
 
 
 def decision_uniforms(
     layout: Layout, seed: torch.Tensor | None, position: torch.Tensor | None, uniforms: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return (accept, emission, valid): a uniform a position, drawn by Philox or as injected."""
     width = layout.drafted.shape[-1] + 1
     offsets = torch.arange(width, device=layout.length.device)
     if uniforms is None:
@@ -83,5 +86,3 @@ def decision_uniforms(
     used = (offsets <= layout.length.unsqueeze(-1)).unsqueeze(-1)
     valid = (((injected >= 0) & (injected < 1)) | ~used).flatten(1).all(dim=-1)
     return injected[..., 0], injected[..., 1], valid
-
-

@@ -86,7 +86,7 @@ def _fake_verify(draft_token_ids: torch.Tensor, target: torch.Tensor, *rest: Any
     )
 
 
-def _fake_sample(logits: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _fake_sample(logits: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     batch = logits.shape[0]
     return (
         logits.new_empty((batch,), dtype=torch.int64),
@@ -95,7 +95,7 @@ def _fake_sample(logits: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.
     )
 
 
-_FAKES = {"verify": _fake_verify, "sample": _fake_sample}
+_FAKES: dict[str, Callable[..., Any]] = {"verify": _fake_verify, "sample": _fake_sample}
 _LIBRARIES = {backend: torch.library.Library(name, "DEF") for backend, name in _NAMESPACES.items()}
 for _library in _LIBRARIES.values():
     for _schema in _SCHEMAS.values():
@@ -180,7 +180,7 @@ def operator(name: str, device: torch.device) -> Callable[..., Any]:
     return _OPERATORS["default" if forced == "cpp" else forced][name]
 
 
-_OPERATORS = {
+_OPERATORS: dict[str, dict[str, Callable[..., Any]]] = {
     backend: {name: getattr(getattr(torch.ops, namespace), name).default for name in _SCHEMAS}
     for backend, namespace in _NAMESPACES.items()
 }

@@ -21,9 +21,7 @@ _KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
 
 
-def uniforms(
-    seed: int | torch.Tensor, position: int | torch.Tensor, purpose: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def uniforms(seed: int | torch.Tensor, position: int | torch.Tensor, purpose: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the accept and the emission uniform of a position.
 
     Args:
@@ -43,7 +41,12 @@ def uniforms(
     """
     seed_bits, position_bits = torch.broadcast_tensors(_as_int64(seed), _as_int64(position))
     words = philox(
-        (position_bits & _WORD, (position_bits >> 32) & _WORD, torch.full_like(seed_bits, purpose), torch.zeros_like(seed_bits)),
+        (
+            position_bits & _WORD,
+            (position_bits >> 32) & _WORD,
+            torch.full_like(seed_bits, purpose),
+            torch.zeros_like(seed_bits),
+        ),
         (seed_bits & _WORD, (seed_bits >> 32) & _WORD),
     )
     return uniform_from_words(words[0], words[1]), uniform_from_words(words[2], words[3])
@@ -69,7 +72,8 @@ def uniform_from_words(low: int | torch.Tensor, high: int | torch.Tensor) -> tor
 
 
 def philox(
-    counter: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], key: tuple[torch.Tensor, torch.Tensor]
+    counter: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    key: tuple[torch.Tensor, torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the four output words of Philox-4x32-10 for int64 tensors that hold 32-bit words.
 

@@ -14,7 +14,7 @@ import torch
 from specker import random
 from specker.distribution import Distribution, distribution, greedy_rows
 from specker.layout import Layout, decision_uniforms, make_layout
-from specker.sampling import GREEDY_TEMPERATURE
+from specker.sampling import GREEDY_TEMPERATURE, Parameters
 from specker.status import INVALID_ARGUMENT, Status
 
 RECEIPT_FIELDS = ("token_logit", "row_max", "threshold", "weight_sum")
@@ -68,23 +68,29 @@ def verify(
     return_accept_probs: bool,
 ) -> tuple[torch.Tensor, ...]:
     """Accept draft tokens in order, then emit one recovered or bonus token; see `specker.verify`."""
-    layout = make_layout(draft_token_ids, target, draft, num_draft_tokens, cu_num_draft_tokens, draft_index, max_num_draft_tokens)
+    layout = make_layout(
+        draft_token_ids,
+        target,
+        draft,
+        num_draft_tokens,
+        cu_num_draft_tokens,
+        draft_index,
+        max_num_draft_tokens,
+    )
     accept_uniforms, emission_uniforms, uniforms_valid = decision_uniforms(layout, seed, position, uniforms)
     status = layout.status | _parameter_status(layout.batch, target.device, temperature, top_p, min_p)
     status = torch.where(uniforms_valid, status, status | Status.INVALID_UNIFORMS)
     if draft is not None:
         status = status | _parameter_status(layout.batch, target.device, draft_temperature, draft_top_p, draft_min_p)
 
-    parameters = [_per_position(parameter) for parameter in _as_float64(temperature, top_k, top_p, min_p)]
-    target_law = distribution(target[layout.target_rows], *parameters, is_probs=target_is_probs)
+    target_law = distribution(
+        target[layout.target_rows], *_per_position(temperature, top_k, top_p, min_p), is_probs=target_is_probs
+    )
     greedy = greedy_rows(temperature, top_p).expand(layout.batch).unsqueeze(-1)
     draft_law = None
     if draft is not None:
-        draft_parameters = [
-            _per_position(parameter)
-            for parameter in _as_float64(draft_temperature, draft_top_k, draft_top_p, draft_min_p)
-        ]
-        draft_law = distribution(draft[layout.draft_rows], *draft_parameters, is_probs=draft_is_probs)
+        parameters = _per_position(draft_temperature, draft_top_k, draft_top_p, draft_min_p)
+        draft_law = distribution(draft[layout.draft_rows], *parameters, is_probs=draft_is_probs)
 
     receipt = None if draft_receipt is None else draft_receipt[layout.receipt_rows]
     scored = _score(layout, target_law, draft_law, receipt, draft_temperature, accept_uniforms, greedy)
@@ -106,7 +112,7 @@ def verify(
     token_ids = torch.where(final, emitted.token_ids.unsqueeze(-1), token_ids)
     num_emitted = num_accepted + emits.to(torch.int64)
     logprobs, accept_probs, expected = _optional_outputs(
-        layout, target_law, scored, token_ids, runs, return_logprobs, return_accept_probs
+        target_law, scored, token_ids, runs, return_logprobs, return_accept_probs
     )
     return token_ids, num_accepted, num_emitted, status, logprobs, accept_probs, expected
 
@@ -225,7 +231,6 @@ def _inverse_cdf(mass: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 
 
 def _optional_outputs(
-    layout: Layout,
     target: Distribution,
     scored: _Scored,
     token_ids: torch.Tensor,
@@ -246,7 +251,11 @@ def _optional_outputs(
 
 
 def _parameter_status(
-    batch: int, device: torch.device, temperature: torch.Tensor, top_p: torch.Tensor | None, min_p: torch.Tensor | None
+    batch: int,
+    device: torch.device,
+    temperature: torch.Tensor,
+    top_p: torch.Tensor | None,
+    min_p: torch.Tensor | None,
 ) -> torch.Tensor:
     status = torch.zeros(batch, dtype=torch.int32, device=device)
     good = torch.isfinite(temperature) & (temperature >= 0)
@@ -264,10 +273,18 @@ def _argument_bits(status: torch.Tensor) -> torch.Tensor:
 
 def _as_float64(
     temperature: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None, min_p: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    widened = (None if parameter is None else parameter.double() for parameter in (top_p, min_p))
-    return (temperature.double(), None if top_k is None else top_k.long(), *widened)
+) -> Parameters:
+    return (
+        temperature.double(),
+        None if top_k is None else top_k.long(),
+        None if top_p is None else top_p.double(),
+        None if min_p is None else min_p.double(),
+    )
 
 
-def _per_position(parameter: torch.Tensor | None) -> torch.Tensor | None:
-    return None if parameter is None else parameter.unsqueeze(-1)
+def _per_position(
+    temperature: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None, min_p: torch.Tensor | None
+) -> Parameters:
+    first, *filters = _as_float64(temperature, top_k, top_p, min_p)
+    top_k, top_p, min_p = (None if parameter is None else parameter.unsqueeze(-1) for parameter in filters)
+    return first.unsqueeze(-1), top_k, top_p, min_p

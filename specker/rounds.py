@@ -84,7 +84,11 @@ def run_round(
     parameters = checks.check_parameters(sampling, batch, vocab, device)
     draft_parameters = parameters
     if draft is None:
-        for name, value in (("draft_sampling", draft_sampling), ("draft_receipt", draft_receipt), ("draft_index", draft_index)):
+        for name, value in (
+            ("draft_sampling", draft_sampling),
+            ("draft_receipt", draft_receipt),
+            ("draft_index", draft_index),
+        ):
             if value is not None:
                 raise ValueError(f"{name}: expected {names[1]} with it, got None")
     else:

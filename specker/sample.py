@@ -66,12 +66,14 @@ class DraftReceipt:
         first = receipts[0]
         for receipt in receipts[1:]:
             if receipt.values.shape != first.values.shape:
-                raise ValueError(
-                    f"receipts: expected equal shapes, got {tuple(first.values.shape)} and {tuple(receipt.values.shape)}"
-                )
+                shapes = f"{tuple(first.values.shape)} and {tuple(receipt.values.shape)}"
+                raise ValueError(f"receipts: expected equal shapes, got {shapes}")
             receipt.check(first.vocab, first.dtype, first.sampling)
         return DraftReceipt(
-            torch.stack([receipt.values for receipt in receipts], dim=1), first.sampling, first.vocab, first.dtype
+            torch.stack([receipt.values for receipt in receipts], dim=1),
+            first.sampling,
+            first.vocab,
+            first.dtype,
         )
 
     def check(self, vocab: int, dtype: torch.dtype, sampling: Sampling) -> None:

@@ -10,6 +10,10 @@ GREEDY_TEMPERATURE = 1e-5
 """A temperature below this is greedy: the one predicate, in every backend."""
 
 
+Parameters = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+"""temperature, top_k, top_p, min_p as the operators take them; None is an identity."""
+
+
 class Sampling(NamedTuple):
     """Temperature and filters of one distribution, in the order in which they apply.
 

@@ -86,7 +86,10 @@ def test_stratified_uniforms_give_the_emission_law_to_two_strata(backend: str) -
     target_probs, draft_probs = target[0, 0].double().softmax(-1), draft[0, 0].double().softmax(-1)
     token = int((draft_probs - target_probs).argmax())
     residual = (target_probs - draft_probs).clamp(min=0)
-    for rows, wanted in (((target, draft), residual), ((target, None), target_probs.index_fill(0, torch.tensor([token]), 0))):
+    for rows, wanted in (
+        ((target, draft), residual),
+        ((target, None), target_probs.index_fill(0, torch.tensor([token]), 0)),
+    ):
         result = specker.verify(
             torch.full((strata, 1), token),
             rows[0].expand(strata, 2, 37),
@@ -112,9 +115,7 @@ def test_power_a_draft_at_another_temperature_is_caught() -> None:
     assert laws.p_value(counts, law) < ERROR_RATE
 
 
-def _own_rounds(
-    rounds: int, draft_name: str, draft_temperature: float = 1.0
-) -> tuple[Counter[str], dict[str, float]]:
+def _own_rounds(rounds: int, draft_name: str, draft_temperature: float = 1.0) -> tuple[Counter[str], dict[str, float]]:
     """Draw gamma 2 blocks by sample, verify them by the same seeds, and return outcome counts and their law."""
     target = np.array([[0.1, 0.6, 0.3], [0.5, 0.2, 0.3], [0.3, 0.3, 0.4]])
     draft = np.array([[0.2, 0.5, 0.3], [0.4, 0.3, 0.3]])
