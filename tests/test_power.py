@@ -225,7 +225,7 @@ FAULTS = {
         flat_row_law,
     ),
     "draft at another temperature": Fault(
-        "reference", "_as_float64(draft_temperature,", "_as_float64(draft_temperature * 1.1,", own_numbers_law
+        "reference", "_per_position(draft_temperature,", "_per_position(draft_temperature * 1.1,", own_numbers_law
     ),
     "Cartesian indexing": Fault(
         "reference",
