@@ -48,6 +48,7 @@ from specker.theory.speculative import (
     standard_errors,
     three_draws,
 )
+from specker.theory.statements import Simulation, Statement, check_statements, simulate_article
 
 __all__ = [
     "BestGamma",
@@ -61,12 +62,15 @@ __all__ = [
     "RejectionSampler",
     "RoundCounts",
     "Rounds",
+    "Simulation",
+    "Statement",
     "ThreeDraws",
     "TokenCounts",
     "accept_probs",
     "article",
     "best_gamma",
     "break_even",
+    "check_statements",
     "count_rounds",
     "count_tokens",
     "expected_accepted",
@@ -81,6 +85,7 @@ __all__ = [
     "overlap",
     "prove_envelope",
     "residual",
+    "simulate_article",
     "simulate_rounds",
     "speedup",
     "standard_errors",

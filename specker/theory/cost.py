@@ -107,9 +107,7 @@ def expected_tokens(alpha: Acceptance, gamma: int) -> Number:
     return 1 + expected_accepted(alpha, gamma)
 
 
-def speedup(
-    alpha: Acceptance, draft_cost: float, gamma: int, *, target_cost: Sequence[float] | None = None
-) -> float:
+def speedup(alpha: Acceptance, draft_cost: float, gamma: int, *, target_cost: Sequence[float] | None = None) -> float:
     """Return the speed relative to plain decoding: expected tokens over the cost of a round.
 
     Equivalent to `expected_tokens(alpha, gamma) / (target_cost[gamma] + draft_cost * gamma)`.
@@ -156,9 +154,7 @@ def best_gamma(
     """
     limit = _covered_gamma(alpha, draft_cost, target_cost) if max_gamma is None else max_gamma
     tokens = itertools.accumulate(survival(alpha, limit))
-    speedups = [
-        float(expected) / _round_cost(draft_cost, gamma, target_cost) for gamma, expected in enumerate(tokens)
-    ]
+    speedups = [float(expected) / _round_cost(draft_cost, gamma, target_cost) for gamma, expected in enumerate(tokens)]
     return BestGamma(int(np.argmax(speedups)), max(speedups))
 
 
@@ -206,8 +202,6 @@ def _covered_gamma(alpha: Acceptance, draft_cost: float, target_cost: Sequence[f
     if measured:
         return measured[0]
     if draft_cost == 0.0 or alpha == 1:
-        raise ValueError(
-            f"max_gamma: expected a number for alpha {alpha} and draft_cost {draft_cost}, got None"
-        )
+        raise ValueError(f"max_gamma: expected a number for alpha {alpha} and draft_cost {draft_cost}, got None")
     # A round emits fewer than 1 / (1 - alpha) tokens on average: at this gamma it costs more than it emits.
     return int(alpha / (1 - alpha) / draft_cost) + 1

@@ -73,15 +73,11 @@ class Interval(NDArrayOperatorsMixin):
         """Return the smallest interval that holds this one and value."""
         return Interval(min(self.lower, value), max(self.upper, value))
 
-    def __array_ufunc__(
-        self, ufunc: np.ufunc, method: str, *inputs: Interval | float, **options: object
-    ) -> Interval:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Interval | float, **options: object) -> Interval:
         """Apply the enclosure of ufunc; numpy's operators arrive here too."""
         if ufunc not in _ENCLOSURES or method != "__call__" or options:
             known = ", ".join(sorted(known.__name__ for known in _ENCLOSURES))
-            raise TypeError(
-                f"function: expected numpy functions with an enclosure ({known}), got {ufunc.__name__}"
-            )
+            raise TypeError(f"function: expected numpy functions with an enclosure ({known}), got {ufunc.__name__}")
         operands = [value.bounds if isinstance(value, Interval) else _as_operand(value) for value in inputs]
         result = Interval(0.0)
         result.bounds = iv.convert(_ENCLOSURES[ufunc](*operands))
@@ -141,16 +137,12 @@ def maximum(
         if -negated_bound - best <= tolerance:
             return Maximum(best, -negated_bound, place)
         if right - left <= resolution:
-            raise ArithmeticError(
-                f"maximum: expected bounds that meet, got [{best}, {-negated_bound}] at {middle}"
-            )
+            raise ArithmeticError(f"maximum: expected bounds that meet, got [{best}, {-negated_bound}] at {middle}")
         for start, end in ((left, middle), (middle, right)):
             heapq.heappush(cells, (-function(Interval(start, end)).upper, next(order), start, end))
 
 
-def find_negative(
-    function: IntervalFunction, lower: float, upper: float, *, resolution: float = 1e-9
-) -> float | None:
+def find_negative(function: IntervalFunction, lower: float, upper: float, *, resolution: float = 1e-9) -> float | None:
     """Prove that function is never negative, or return a place where it is or cannot be told not to be.
 
     Args:
