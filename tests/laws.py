@@ -82,6 +82,18 @@ def outcome_keys(result: VerifyResult) -> list[str]:
     ]
 
 
+def outcome_counts(result: VerifyResult, rows: torch.Tensor | None = None) -> Counter[str]:
+    """Count the outcomes of all sequences, or of those that the mask `rows` picks."""
+    columns = torch.cat([torch.stack([result.num_accepted, result.num_emitted], dim=1), result.token_ids], dim=1)
+    distinct, counts = torch.unique(columns if rows is None else columns[rows], dim=0, return_counts=True)
+    return Counter(
+        {
+            f"{accepted}|{','.join(map(str, tokens[:emitted]))}": count
+            for (accepted, emitted, *tokens), count in zip(distinct.tolist(), counts.tolist(), strict=True)
+        }
+    )
+
+
 def num_accepted_law(law: Mapping[str, Fraction]) -> dict[str, Fraction]:
     """Return the marginal law of num_accepted."""
     marginal: dict[str, Fraction] = {}
@@ -131,6 +143,28 @@ def p_value(counts: Mapping[str, int], law: Mapping[str, float]) -> float:
         return 1.0
     statistic = float(((observed - expected) ** 2 / expected).sum())
     return float(stats.chi2.sf(statistic, len(expected) - 1))
+
+
+def filtered(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
+    """Return the filtered distribution of rows of logits, id by id, sharing no code with the package."""
+    return np.apply_along_axis(_filtered_row, -1, logits.astype(np.float64), temperature, top_k, top_p, min_p)
+
+
+def _filtered_row(row: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
+    if temperature < 1e-5 or top_p <= 0:
+        return np.eye(len(row))[int(row.argmax())]
+    weight = np.exp((row - row.max()) / temperature)
+    kept = sorted(range(len(row)), key=lambda token: -row[token])
+    if 0 < top_k < len(row):
+        kept = [token for token in kept if row[token] >= row[kept[top_k - 1]]]
+    if top_p < 1:
+        total, mass, size = sum(weight[token] for token in kept), 0.0, 0
+        while size < len(kept) and mass < top_p * total:
+            mass += weight[kept[size]]
+            size += 1
+        kept = [token for token in kept if row[token] >= row[kept[size - 1]]]
+    chosen = np.array([token in kept and weight[token] >= min_p for token in range(len(row))])
+    return np.where(chosen, weight, 0.0) / weight[chosen].sum()
 
 
 def _weight(rows: Rows, block: Sequence[int]) -> Fraction:

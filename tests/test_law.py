@@ -135,7 +135,7 @@ def _own_rounds(rounds: int, draft_name: str, draft_temperature: float = 1.0) ->
         seed=seed,
         position=0,
     )
-    return Counter(laws.outcome_keys(result)), laws.joint_law(target, draft, 2)
+    return laws.outcome_counts(result), laws.joint_law(target, draft, 2)
 
 
 def _fractions(law: dict[str, str]) -> dict[str, Fraction]:

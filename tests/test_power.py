@@ -55,7 +55,7 @@ def own_numbers_law() -> bool:
         seed=seed,
         temperature=0.8,
     )
-    return laws.p_value(Counter(laws.outcome_keys(result)), laws.joint_law(target, draft, 2)) > ERROR_RATE
+    return laws.p_value(laws.outcome_counts(result), laws.joint_law(target, draft, 2)) > ERROR_RATE
 
 
 def two_round_law() -> bool:
