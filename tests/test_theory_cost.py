@@ -22,9 +22,7 @@ from specker.theory import (
     survival,
 )
 
-OPTIMA = json.loads((Path(__file__).parent / "data" / "oracles.json").read_text())["cost_model"][
-    "optimal_gamma"
-]
+OPTIMA = json.loads((Path(__file__).parent / "data" / "oracles.json").read_text())["cost_model"]["optimal_gamma"]
 
 
 @pytest.mark.parametrize("case", OPTIMA)
@@ -90,9 +88,7 @@ def test_measured_target_cost_moves_the_optimum() -> None:
 def test_long_optimum_is_found() -> None:
     best = best_gamma(0.99, 0.001)
     assert best.gamma > 200
-    assert speedup(0.99, 0.001, best.gamma) >= max(
-        speedup(0.99, 0.001, best.gamma + step) for step in (-9, 9)
-    )
+    assert speedup(0.99, 0.001, best.gamma) >= max(speedup(0.99, 0.001, best.gamma + step) for step in (-9, 9))
 
 
 def test_max_gamma_bounds_the_search() -> None:

@@ -32,9 +32,7 @@ def test_mass_of_the_target() -> None:
 
 
 @pytest.mark.parametrize(("proposal", "constant", "acceptance", "tightest"), CASES)
-def test_acceptance_and_samples(
-    proposal: Proposal, constant: float, acceptance: float, tightest: float
-) -> None:
+def test_acceptance_and_samples(proposal: Proposal, constant: float, acceptance: float, tightest: float) -> None:
     sampler = RejectionSampler(article.TARGET, proposal, constant)
     assert sampler.acceptance_probability == pytest.approx(acceptance, abs=5e-5)
     run = sampler.run(article.NUM_PROPOSALS, seed=1)
@@ -73,9 +71,7 @@ def test_envelope_below_the_target_is_refused_with_the_place(
     proposal: Proposal, constant: float, acceptance: float, tightest: float
 ) -> None:
     bounds = tightest_constant(article.TARGET, proposal, tolerance=1e-3)
-    with pytest.raises(
-        EnvelopeError, match=r"constant: expected .* >= target everywhere, got .* at x ="
-    ) as caught:
+    with pytest.raises(EnvelopeError, match=r"constant: expected .* >= target everywhere, got .* at x =") as caught:
         RejectionSampler(article.TARGET, proposal, bounds.lower - 1e-3)
     place = np.array(caught.value.place)
     assert article.TARGET(place) > (bounds.lower - 1e-3) * proposal.density(place)

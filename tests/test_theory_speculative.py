@@ -68,9 +68,7 @@ def test_rounds_match_the_exact_fractions(name: str, gamma: int) -> None:
     alpha = Fraction(DISTRIBUTIONS[name]["overlap_sum_min"])
     assert expected_accepted(alpha, gamma) == Fraction(law["expected_accepted"])
     computed = {str(count): value for count, value in enumerate(num_accepted_law(alpha, gamma)) if value}
-    assert computed == {
-        count: Fraction(value) for count, value in law["num_accepted_law"].items() if Fraction(value)
-    }
+    assert computed == {count: Fraction(value) for count, value in law["num_accepted_law"].items() if Fraction(value)}
 
 
 @pytest.mark.law
@@ -89,9 +87,7 @@ def test_simulated_tokens_within_four_sigma(name: str) -> None:
 @pytest.mark.parametrize("gamma", [1, 3, 8])
 def test_counters_of_a_block(gamma: int) -> None:
     num_rounds = 20_000
-    counts = count_rounds(
-        simulate_rounds(article.TARGET_PROBS, article.DRAFT_PROBS, gamma, num_rounds, seed=77)
-    )
+    counts = count_rounds(simulate_rounds(article.TARGET_PROBS, article.DRAFT_PROBS, gamma, num_rounds, seed=77))
     expected = expected_round_counts(article.ALPHA, gamma, num_rounds)
     assert standard_errors(counts.rounds_by_accepted, expected.rounds_by_accepted, num_rounds).max() < 4.0
     # A sum over rounds of a number in 0..gamma has at most this deviation.
