@@ -95,7 +95,7 @@ def skip_layers(model: Any, layers: Collection[int]) -> Any:
     Guarantees: no weight is copied, and the model given stays as it is.
 
     Example:
-        >>> draft = skip_layers(target, [9, 11])  # doctest: +SKIP
+        >>> draft = skip_layers(target, [3, 17])  # doctest: +SKIP
     """
     num_layers = len(_decoder_layers(model))
     unknown = sorted(set(layers) - set(range(num_layers)))
@@ -113,7 +113,7 @@ def skip_layers(model: Any, layers: Collection[int]) -> Any:
         # The number under which a layer finds its part of the cache.
         for module in layer.modules():
             if hasattr(module, "layer_idx"):
-                module.layer_idx = position
+                setattr(module, "layer_idx", position)  # noqa: B010 - typed as a tensor or a module otherwise
     config = shallow.config.get_text_config()
     config.num_hidden_layers = len(kept)
     if getattr(config, "layer_types", None) is not None:

@@ -36,8 +36,8 @@ class SkipLayers(NamedTuple):
     Decoding".
 
     Example:
-        >>> SkipLayers(layers=(9, 11))
-        SkipLayers(layers=(9, 11))
+        >>> SkipLayers(layers=(3, 17))
+        SkipLayers(layers=(3, 17))
     """
 
     layers: tuple[int, ...]
@@ -157,11 +157,11 @@ class LookupDrafter:
 
 
 class _NgramIndex:
-    """Where each n-gram of one growing sequence last ended; every token is entered once."""
+    """What index follows the latest occurrence of each n-gram of a growing sequence; every token is entered once."""
 
     def __init__(self, lookup: PromptLookup) -> None:
         self._lengths = range(lookup.max_ngram, lookup.min_ngram - 1, -1)
-        self._ends: dict[tuple[int, ...], int] = {}
+        self._followers: dict[tuple[int, ...], int] = {}
         self._num_entered = 0
 
     def continuation(self, sequence: Sequence[int], num_wanted: int) -> list[int]:
@@ -169,13 +169,14 @@ class _NgramIndex:
         for end in range(self._num_entered + 1, len(sequence)):
             for length in self._lengths:
                 if length <= end:
-                    self._ends[tuple(sequence[end - length : end])] = end
+                    self._followers[tuple(sequence[end - length : end])] = end
         self._num_entered = max(self._num_entered, len(sequence) - 1)
         for length in self._lengths:
-            if length <= len(sequence) and (end := self._ends.get(tuple(sequence[-length:]))) is not None:
+            follower = self._followers.get(tuple(sequence[-length:]))
+            if length <= len(sequence) and follower is not None:
                 # The copy may run into itself: a text of period 2 is continued with period 2.
                 text = list(sequence)
-                for source in range(end, end + num_wanted):
+                for source in range(follower, follower + num_wanted):
                     text.append(text[source])
                 return text[len(sequence) :]
         return []

@@ -26,7 +26,10 @@ from specker.sampling import Sampling
 from specker.status import Status, raise_for_bits
 from specker.verify import verify
 
-__all__ = ["GenerationResult", "PromptLookup", "SkipLayers", "generate"]
+__all__ = ["Draft", "GenerationResult", "PromptLookup", "SkipLayers", "generate"]
+
+Draft = PromptLookup | SkipLayers | torch.nn.Module
+"""What can draft: a model with the target's vocabulary is a `PreTrainedModel`."""
 
 # A residual without mass is drawn from the target by the verifier: rounding, no fault of the caller's.
 _FAULTS = ~int(Status.DRAFT_TOKEN_PLACEHOLDER | Status.RESIDUAL_EMPTY)
@@ -45,7 +48,7 @@ class GenerationResult(NamedTuple):
 
 def generate(
     target: Any,
-    draft: Any,
+    draft: Draft,
     input_ids: torch.Tensor,
     *,
     attention_mask: torch.Tensor | None = None,

@@ -1,0 +1,174 @@
+"""The command `generate`: stream a text decoded speculatively, then compare its speed with plain decoding."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from specker import generation, models
+from specker.cli_report import Plain, TokenStream, first_difference, print_report
+from specker.packages import ModelUnavailableError
+
+DEMO_PROMPT = """Repeat this text word for word:
+
+The lighthouse keeper climbed the stairs at dusk, as he had done every evening for thirty years. He lit the lamp, \
+wound the clock and wrote the weather into the book: wind from the west, rain before morning. Then he sat down by the \
+window and watched the boats come home."""
+"""Asks for a text that the prompt holds, where copying from the prompt saves target passes."""
+
+_WARM_UP_TOKENS = 8
+# What a wrong model, parameter or input raises; anything else is a fault of specker and shows its traceback.
+_FAULTS = (ModelUnavailableError, NotImplementedError, TypeError, ValueError)
+
+
+class Dtype(enum.Enum):
+    """Dtypes of the models' weights."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to continue.", show_default="a text to repeat")] = DEMO_PROMPT,
+    target: Annotated[
+        str, typer.Option(help="Local folder or hub id of the target.", show_default="the embedded model")
+    ] = "",
+    draft: Annotated[str, typer.Option(help="lookup, layers, or the folder or hub id of a draft model.")] = "lookup",
+    gamma: Annotated[int, typer.Option(min=0, help="Draft tokens a round.")] = 4,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens of this mass; 1 keeps all.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest; 0 keeps all.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the random numbers.")] = 0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Where generation stops at the latest.")] = 128,
+    skip_layers: Annotated[
+        str, typer.Option(help="Layers that --draft layers leaves out, as in 3,17.", show_default="a few in the middle")
+    ] = "",
+    dtype: Annotated[Dtype, typer.Option(help="Dtype of the weights.")] = Dtype.BFLOAT16,
+    device: Annotated[str, typer.Option(help="Where to run.", show_default="a GPU if there is one")] = "",
+    threads: Annotated[int, typer.Option(min=0, help="Threads on the CPU.", show_default="all cores")] = 0,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without a chat template.")] = False,
+) -> None:
+    """Generate text speculatively, show which tokens were drafted, and measure the speed against plain decoding."""
+    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    stream: TokenStream | None = None
+    try:
+        if threads:
+            torch.set_num_threads(threads)
+        loaded = _load_target(target, Dtype(dtype), device, console)
+        chosen_draft, draft_name = _choose_draft(draft, skip_layers, loaded, Dtype(dtype))
+        input_ids = _encode(loaded, prompt, raw)
+        parameters: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        settings = (
+            f"gamma {gamma}, temperature {temperature:g}, seed {seed}, {loaded.model.dtype}, {loaded.model.device}"
+        )
+        console.print(f"target {loaded.name}, draft {draft_name}, {settings}".replace("torch.", ""), markup=False)
+        for warm_up in (True, False):
+            stream = None if warm_up else TokenStream(loaded.tokenizer, console, prompt)
+            result = generation.generate(
+                loaded.model,
+                chosen_draft,
+                input_ids,
+                gamma=gamma,
+                max_new_tokens=min(_WARM_UP_TOKENS, max_new_tokens) if warm_up else max_new_tokens,
+                seed=seed,
+                on_tokens=stream,
+                **parameters,
+            )
+        console.print("\n")
+        # No spinner here: it would take time from what is measured.
+        console.print("plain decoding, for comparison ...", style="dim")
+        plain = _decode_plain(loaded, input_ids, max_new_tokens, parameters)
+        difference = first_difference(loaded.model, input_ids, result.token_ids[0], plain.token_ids)
+        print_report(console, result.stats, plain, difference, greedy=temperature == 0.0)
+    except KeyboardInterrupt:
+        counted = f": {stream.counters()}" if stream is not None else ""
+        errors.print(f"\ninterrupted{counted}", markup=False)
+        raise typer.Exit(130) from None
+    except _FAULTS as error:
+        errors.print(f"Error: {error}", markup=False, style="bold red")
+        raise typer.Exit(1) from error
+
+
+def _load_target(name: str, dtype: Dtype, device: str, console: Console) -> models.LoadedModel:
+    place = _device(device)
+    models.hide_progress_bars()
+    if name:
+        with console.status(f"loading {name}"):
+            return models.load(name, dtype=getattr(torch, dtype.value), device=place)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("loading the embedded model", total=1.0)
+        return models.load_embedded(
+            dtype=getattr(torch, dtype.value),
+            device=place,
+            report=lambda share, stage: progress.update(task, completed=share, description=f"converting once: {stage}"),
+        )
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise ValueError(f"--device: expected a device such as cpu or cuda:0, got {name}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device: expected a device that is present, got {name}; specker doctor lists them")
+    return device
+
+
+def _choose_draft(
+    draft: str, skip_layers: str, loaded: models.LoadedModel, dtype: Dtype
+) -> tuple[generation.Draft, str]:
+    if skip_layers and draft != "layers":
+        raise ValueError(f"--skip-layers: expected --draft layers with it, got --draft {draft}")
+    if draft == "lookup":
+        return generation.PromptLookup(), "prompt lookup"
+    if draft == "layers":
+        layers = _layer_numbers(skip_layers) if skip_layers else models.default_skipped_layers(loaded)
+        return generation.SkipLayers(layers), f"the target without its layers {', '.join(map(str, layers))}"
+    model = models.load(draft, dtype=getattr(torch, dtype.value), device=loaded.model.device)
+    return model.model, model.name
+
+
+def _layer_numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"--skip-layers: expected numbers such as 3,17, got {text}") from error
+
+
+def _encode(loaded: models.LoadedModel, prompt: str, raw: bool) -> torch.Tensor:
+    tokenizer = loaded.tokenizer
+    if raw or not tokenizer.chat_template:
+        input_ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    else:
+        messages = [{"role": "user", "content": prompt}]
+        encoded = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        input_ids = encoded["input_ids"]
+    if input_ids.shape[1] == 0:
+        raise ValueError("PROMPT: expected a text of at least one token, got an empty one")
+    return torch.as_tensor(input_ids, dtype=torch.int64, device=loaded.model.device)
+
+
+def _decode_plain(
+    loaded: models.LoadedModel, input_ids: torch.Tensor, max_new_tokens: int, parameters: dict[str, Any]
+) -> Plain:
+    """Time transformers' own generate on the same prompt, after a warm-up like that of the speculative run."""
+    greedy = parameters["temperature"] == 0.0
+    arguments: dict[str, Any] = {"do_sample": False} if greedy else {"do_sample": True, **parameters}
+    arguments["attention_mask"] = torch.ones_like(input_ids)
+    eos = loaded.model.generation_config.eos_token_id
+    # transformers wants a padding token even for a single sequence, and warns where it has to choose one.
+    arguments["pad_token_id"] = eos[0] if isinstance(eos, list) else eos
+    loaded.model.generate(input_ids, max_new_tokens=min(_WARM_UP_TOKENS, max_new_tokens), **arguments)
+    return Plain.measure(
+        lambda: loaded.model.generate(input_ids, max_new_tokens=max_new_tokens, **arguments), input_ids
+    )
