@@ -50,9 +50,7 @@ def _venv(folder: Path, packages: Path) -> Path:
 def attempt() -> Attempt:
     """Run an interpreter in a folder and return what came back, whether it failed or not."""
 
-    def run(
-        python: Path | str, *arguments: str, cwd: Path, **changes: str
-    ) -> subprocess.CompletedProcess[str]:
+    def run(python: Path | str, *arguments: str, cwd: Path, **changes: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(python), *arguments],
             cwd=cwd,
@@ -86,6 +84,15 @@ def source_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ".git", ".venv", "build", "dist", "*.egg-info", "*.so", "__pycache__", ".*_cache", ".hypothesis"
     )
     return Path(shutil.copytree(ROOT, copy, symlinks=True, ignore=left_out))
+
+
+@pytest.fixture(scope="session")
+def quick_compiler(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Settings for builds whose speed nobody will measure: the same compiler without its optimiser."""
+    script = tmp_path_factory.mktemp("compiler") / "c++"
+    script.write_text('#!/bin/sh\nexec c++ "$@" -O0\n')
+    script.chmod(0o755)
+    return {"CXX": str(script)}
 
 
 @pytest.fixture

@@ -62,9 +62,10 @@ def test_pip_install_gives_the_package_with_its_extension(
     all_packages: Path,
     python_with: Callable[[Path], Path],
     output_of: Callable[..., str],
+    quick_compiler: dict[str, str],
 ) -> None:
     python = python_with(all_packages)
-    output_of(python, *PIP, ".", cwd=scratch_tree)
+    output_of(python, *PIP, ".", cwd=scratch_tree, **quick_compiler)
     found = _probe(output_of, python, PROBE, tmp_path)
     assert Path(str(found["package"])).is_relative_to(tmp_path / "venv")
     assert found["modules"] == _kernel_modules(scratch_tree)
@@ -80,9 +81,10 @@ def test_an_editable_install_works_from_the_tree_and_from_elsewhere(
     all_packages: Path,
     python_with: Callable[[Path], Path],
     output_of: Callable[..., str],
+    quick_compiler: dict[str, str],
 ) -> None:
     python = python_with(all_packages)
-    output_of(python, *PIP, "--editable", ".", cwd=scratch_tree)
+    output_of(python, *PIP, "--editable", ".", cwd=scratch_tree, **quick_compiler)
     for folder in (tmp_path, scratch_tree):
         found = _probe(output_of, python, PROBE, folder)
         assert Path(str(found["package"])) == scratch_tree / "specker" / "__init__.py"
