@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 PIP = ("-m", "pip", "install", "--no-build-isolation")
+pytestmark = pytest.mark.slow
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler here")
 
 # Draws from rows that leave no choice, so that the right answer is known without a reference.
