@@ -1,0 +1,139 @@
+// What the operators hand to the kernels: status bits and views of raw memory. Knows neither torch nor vectors.
+#pragma once
+
+#include <cstdint>
+
+namespace specker {
+
+// The numbers of specker/status.py.
+enum Status : int32_t {
+  TARGET_INVALID = 1,
+  DRAFT_INVALID = 2,
+  DRAFT_TOKEN_PLACEHOLDER = 4,
+  DRAFT_TOKEN_OUT_OF_RANGE = 8,
+  DRAFT_TOKEN_IMPOSSIBLE = 16,
+  RESIDUAL_EMPTY = 32,
+  INVALID_TEMPERATURE = 64,
+  INVALID_TOP_P = 128,
+  INVALID_MIN_P = 256,
+  INVALID_NUM_DRAFT_TOKENS = 512,
+  INVALID_UNIFORMS = 1024,
+  INVALID_DRAFT_INDEX = 2048,
+};
+
+constexpr int64_t PLACEHOLDER_TOKEN_ID = -1;
+
+// One predicate in every backend: a temperature below this is greedy.
+constexpr double GREEDY_TEMPERATURE = 1e-5;
+
+constexpr uint32_t DRAFT_PURPOSE = 0;
+constexpr uint32_t VERIFY_PURPOSE = 1;
+
+constexpr int RECEIPT_FIELDS = 4;
+
+enum class DType : int32_t { FLOAT32, BFLOAT16, FLOAT16 };
+
+// One number a sequence, int32 or int64; stride 0 broadcasts, a null pointer is "off".
+struct Integers {
+  const void* data;
+  bool is_int64;
+  int64_t stride;
+};
+
+// One number a sequence, float32 or float64; stride 0 broadcasts, a null pointer is "off".
+struct Reals {
+  const void* data;
+  bool is_float64;
+  int64_t stride;
+};
+
+// Row (sequence, index) of a padded or flat tensor starts at sequence * stride_sequence + (start + index) * stride_row.
+struct Rows {
+  const void* data;
+  DType dtype;
+  bool is_probs;
+  int64_t stride_sequence;
+  int64_t stride_row;
+};
+
+struct SamplingParameters {
+  Reals temperature;
+  Integers top_k;
+  Reals top_p;
+  Reals min_p;
+};
+
+// Outputs come first, then inputs, sizes and strides; tensors that were not asked for or not given are null.
+struct VerifyArguments {
+  int64_t* token_ids;        // (batch, gamma + 1)
+  int64_t* num_accepted;     // (batch)
+  int64_t* num_emitted;      // (batch)
+  int32_t* status;           // (batch)
+  float* logprobs;           // (batch, gamma + 1)
+  float* accept_probs;       // (batch, gamma)
+  float* expected_accepted;  // (batch)
+  bool returns_accept_probs;  // the pointers above may be null for empty tensors
+
+  Integers draft_token_ids;  // stride: from one position to the next
+  int64_t draft_token_ids_stride_sequence;
+  Rows target;
+  Rows draft;
+  bool has_draft;  // an empty tensor has no memory, but is there
+  const double* receipt;  // token_logit, row_max, threshold, weight_sum
+  int64_t receipt_stride_sequence;
+  int64_t receipt_stride_row;
+  int64_t receipt_stride_field;
+  Integers num_draft_tokens;
+  Integers cu_num_draft_tokens;
+  Integers draft_index;
+  SamplingParameters sampling;
+  SamplingParameters draft_sampling;
+  Integers seed;
+  Integers position;
+  const double* uniforms;  // accept, emission
+  int64_t uniforms_stride_sequence;
+  int64_t uniforms_stride_row;
+  int64_t uniforms_stride_field;
+
+  int64_t batch;
+  int64_t gamma;
+  int64_t vocab;
+  int64_t draft_slots;  // leading rows of the draft tensor, for draft_index
+  int64_t total_draft_tokens;
+};
+
+struct SampleArguments {
+  int64_t* token_ids;  // (batch)
+  int32_t* status;     // (batch)
+  double* receipt;     // (batch, RECEIPT_FIELDS)
+
+  Rows logits;
+  SamplingParameters sampling;
+  Integers seed;
+  Integers position;
+
+  int64_t batch;
+  int64_t vocab;
+};
+
+// Runs body(context, begin, end) over parts of [0, count), on one thread or several; results do not depend on which.
+struct Executor {
+  void (*run)(int64_t count, void (*body)(void* context, int64_t begin, int64_t end), void* context);
+};
+
+// One build of the kernels. Each call serves one sequence.
+struct Kernels {
+  const char* name;
+  void (*verify)(const VerifyArguments& arguments, int64_t sequence, Executor executor);
+  void (*sample)(const SampleArguments& arguments, int64_t sequence, Executor executor);
+  // Writes exp(differences / temperature) for differences <= 0; count is a multiple of 64.
+  void (*weigh)(const float* differences, float* weights, int64_t count, double temperature);
+};
+
+const Kernels& default_kernels();
+#if defined(__x86_64__)
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+#endif
+
+}  // namespace specker

@@ -1,0 +1,117 @@
+// A row in memory and its entries as float32, a shard that fits the L1 cache at a time.
+
+constexpr int64_t SHARD = 4096;
+constexpr int64_t CHUNK = 512;
+constexpr int64_t LANES = 64;
+constexpr int64_t BLOCK = 128;
+
+struct Row {
+  const char* data;
+  DType dtype;
+  bool is_probs;
+  int64_t vocab;
+};
+
+// CHUNK-aligned entries widened to float32 and padded to whole chunks with values that weigh nothing.
+struct Entries {
+  const float* values;
+  int64_t count;
+  int64_t padded;
+};
+
+static inline int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
+static inline int64_t num_shards(int64_t vocab) { return ceil_div(vocab, SHARD); }
+static inline int64_t num_blocks(int64_t vocab) { return ceil_div(vocab, BLOCK); }
+
+static inline Row row_at(const Rows& rows, int64_t vocab, int64_t sequence, int64_t index) {
+  const int64_t offset = sequence * rows.stride_sequence + index * rows.stride_row;
+  const int64_t width = rows.dtype == DType::FLOAT32 ? 4 : 2;
+  return {static_cast<const char*>(rows.data) + offset * width, rows.dtype, rows.is_probs, vocab};
+}
+
+SPECKER_INLINE float float_from_bits(uint32_t bits) {
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+SPECKER_INLINE float widen_bfloat16(uint16_t bits) { return float_from_bits(static_cast<uint32_t>(bits) << 16); }
+
+SPECKER_INLINE float widen_float16(uint16_t bits) {
+  const uint32_t magnitude = static_cast<uint32_t>(bits & 0x7fff) << 13;
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16;
+  // Subnormals are integers times 2^-24; all else only moves its exponent, and twice that for inf and NaN.
+  const float subnormal = static_cast<float>(static_cast<int32_t>(bits & 0x3ff)) * 0x1p-24f;
+  const float normal = float_from_bits(magnitude + (magnitude >= 0x0f800000u ? 0x70000000u : 0x38000000u));
+  const float value = magnitude < 0x00800000u ? subnormal : normal;
+  return sign ? -value : value;
+}
+
+static void widen(const Row& row, int64_t begin, int64_t count, float* out) {
+  if (row.dtype == DType::FLOAT32) {
+    __builtin_memcpy(out, row.data + begin * 4, static_cast<size_t>(count) * 4);
+    return;
+  }
+  const uint16_t* source = reinterpret_cast<const uint16_t*>(row.data) + begin;
+  if (row.dtype == DType::BFLOAT16) {
+#pragma omp simd
+    for (int64_t index = 0; index < count; ++index) out[index] = widen_bfloat16(source[index]);
+  } else {
+#pragma omp simd
+    for (int64_t index = 0; index < count; ++index) out[index] = widen_float16(source[index]);
+  }
+}
+
+// Entries [begin, end) of a row, begin a multiple of CHUNK; float32 rows are read in place where no padding is due.
+static Entries load_entries(const Row& row, int64_t begin, int64_t end, float* buffer) {
+  const int64_t count = (end < row.vocab ? end : row.vocab) - begin;
+  const int64_t padded = ceil_div(count, CHUNK) * CHUNK;
+  if (row.dtype == DType::FLOAT32 && padded == count) {
+    return {reinterpret_cast<const float*>(row.data) + begin, count, padded};
+  }
+  widen(row, begin, count, buffer);
+  const float padding = row.is_probs ? 0.0f : -__builtin_inff();
+  for (int64_t index = count; index < padded; ++index) buffer[index] = padding;
+  return {buffer, count, padded};
+}
+
+struct Measure {
+  float largest;
+  bool valid;
+};
+
+// The largest value, and whether there is no NaN, no +inf and, among probabilities, nothing negative.
+template <bool IS_PROBS>
+static Measure measure_entries(const Entries& entries) {
+  float largest[LANES], smallest[LANES], checks[LANES];
+  for (int64_t lane = 0; lane < LANES; ++lane) {
+    largest[lane] = -__builtin_inff();
+    smallest[lane] = 0.0f;
+    checks[lane] = 0.0f;
+  }
+  for (const float* chunk = entries.values; chunk < entries.values + entries.padded; chunk += CHUNK) {
+#pragma omp simd
+    for (int64_t lane = 0; lane < LANES; ++lane) {
+      float most = largest[lane], least = smallest[lane], check = checks[lane];
+#pragma GCC unroll 8
+      for (int64_t part = 0; part < CHUNK; part += LANES) {
+        const float value = chunk[part + lane];
+        most = value > most ? value : most;
+        // A sum keeps NaN and +inf, and the factor keeps finite values from growing into them.
+        check = multiply_add(value, 0x1p-20f, check);
+        if (IS_PROBS) least = value < least ? value : least;
+      }
+      largest[lane] = most, smallest[lane] = least, checks[lane] = check;
+    }
+  }
+  Measure measure = {-__builtin_inff(), true};
+  for (int64_t lane = 0; lane < LANES; ++lane) {
+    if (largest[lane] > measure.largest) measure.largest = largest[lane];
+    if (!(checks[lane] < __builtin_inff()) || smallest[lane] < 0.0f) measure.valid = false;
+  }
+  return measure;
+}
+
+static inline Measure measure_entries(const Row& row, const Entries& entries) {
+  return row.is_probs ? measure_entries<true>(entries) : measure_entries<false>(entries);
+}

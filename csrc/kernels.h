@@ -1,0 +1,19 @@
+// The kernels of one instruction set: included by one source file each, inside a namespace of its own.
+//
+// Everything here has internal linkage and uses no template of the standard library, so that no function compiled for
+// a newer processor can be linked into the code of an older one.
+
+namespace {
+
+#include "philox.h"
+#include "exponential.h"
+#include "entries.h"
+#include "weights.h"
+#include "row.h"
+#include "filter.h"
+#include "statistics.h"
+#include "emit.h"
+#include "sample.h"
+#include "verify.h"
+
+}  // namespace

@@ -1,0 +1,116 @@
+// Statistics of a row under all its parameters, and the memory they live in.
+
+// Memory of one sequence: statistics of one target and one draft row, residual masses, and the filters' scratch.
+struct Workspace {
+  float* target_largest;
+  float* draft_largest;
+  double* target_mass;
+  double* draft_mass;
+  double* residual_mass;
+  FilterScratch filter;
+  void* memory;
+};
+
+// One allocation of num_shards(vocab) * 32 bytes, and with filters vocab / 16 bytes and 40 kB more.
+static Workspace make_workspace(int64_t vocab, bool filtered) {
+  const size_t shards = static_cast<size_t>(num_shards(vocab));
+  const size_t blocks = filtered ? static_cast<size_t>(num_blocks(vocab)) : 0;
+  const size_t room = filtered ? static_cast<size_t>(candidate_room(vocab)) : 0;
+  const size_t doubles = 3 * shards + (filtered ? CAPACITY + BINS : 0);
+  const size_t floats = 2 * shards + blocks + room;
+  Workspace workspace;
+  workspace.memory = ::operator new(doubles * sizeof(double) + floats * sizeof(float));
+  double* doubles_at = static_cast<double*>(workspace.memory);
+  workspace.target_mass = doubles_at;
+  workspace.draft_mass = doubles_at + shards;
+  workspace.residual_mass = doubles_at + 2 * shards;
+  workspace.filter.measures = doubles_at + 3 * shards;
+  workspace.filter.bins = workspace.filter.measures + CAPACITY;
+  float* floats_at = reinterpret_cast<float*>(doubles_at + doubles);
+  workspace.target_largest = floats_at;
+  workspace.draft_largest = floats_at + shards;
+  workspace.filter.block_largest = floats_at + 2 * shards;
+  workspace.filter.candidates = workspace.filter.block_largest + blocks;
+  return workspace;
+}
+
+static inline void free_workspace(const Workspace& workspace) { ::operator delete(workspace.memory); }
+
+static void measure_blocks(const Entries& entries, float* block_largest) {
+  for (int64_t block = 0; block * BLOCK < entries.count; ++block) {
+    const float* values = entries.values + block * BLOCK;
+    float largest = -__builtin_inff();
+#pragma omp simd reduction(max : largest)
+    for (int64_t index = 0; index < BLOCK; ++index) largest = values[index] > largest ? values[index] : largest;
+    block_largest[block] = largest;
+  }
+}
+
+// Kept mass of a shard relative to its reference; chunks without a kept entry are not read.
+static double filtered_mass(const Row& row, const Law& law, int64_t shard, const float* block_largest, float largest,
+                            float threshold) {
+  if (!(largest >= threshold) || largest == (row.is_probs ? 0.0f : -__builtin_inff())) return 0.0;
+  alignas(64) float buffer[CHUNK];
+  const int64_t end = (shard + 1) * SHARD < row.vocab ? (shard + 1) * SHARD : row.vocab;
+  double mass = 0.0;
+  for (int64_t begin = shard * SHARD; begin < end; begin += CHUNK) {
+    bool kept = false;
+    for (int64_t block = begin / BLOCK; block * BLOCK < end && block * BLOCK < begin + CHUNK; ++block) {
+      kept |= block_largest[block] >= threshold;
+    }
+    if (!kept) continue;
+    mass += kept_sum(law, load_entries(row, begin, begin + CHUNK, buffer), largest, threshold);
+  }
+  return mass;
+}
+
+static void filtered_statistics(const Row& row, const Law& law, const Parameters& parameters, Executor executor,
+                                const FilterScratch& scratch, RowStatistics* statistics) {
+  for_shards(executor, num_shards(row.vocab), [&](int64_t shard) {
+    alignas(64) float buffer[SHARD];
+    const Entries entries = load_shard(row, shard, buffer);
+    statistics->shard_largest[shard] = judged_largest(row, entries);
+    measure_blocks(entries, scratch.block_largest + shard * (SHARD / BLOCK));
+  });
+  statistics->valid = merge_largest(row, statistics);
+  if (!statistics->valid) return;
+  statistics->threshold = filter_threshold({row, law, statistics->row_max, scratch}, parameters);
+  statistics->float_threshold = ceil_to_float(statistics->threshold);
+  for_shards(executor, num_shards(row.vocab), [&](int64_t shard) {
+    statistics->shard_mass[shard] = filtered_mass(row, law, shard, scratch.block_largest,
+                                                  statistics->shard_largest[shard], statistics->float_threshold);
+  });
+  merge_masses(row, law, statistics);
+}
+
+static void row_statistics(const Row& row, const Law& law, const Parameters& parameters, Executor executor,
+                           const FilterScratch& scratch, RowStatistics* statistics) {
+  if (parameters.greedy) {
+    greedy_statistics(row, executor, statistics);
+  } else if (parameters.filtered) {
+    filtered_statistics(row, law, parameters, executor, scratch, statistics);
+  } else {
+    unfiltered_statistics(row, law, executor, statistics);
+  }
+}
+
+static inline double value_at(const Row& row, int64_t token) {
+  float value;
+  widen(row, token, 1, &value);
+  return value;
+}
+
+// Probability of a token under the row's distribution.
+static double token_prob(const Row& row, const Law& law, const Parameters& parameters, const RowStatistics& statistics,
+                         int64_t token) {
+  if (parameters.greedy) return token == statistics.argmax ? 1.0 : 0.0;
+  const double value = value_at(row, token);
+  if (!(value >= statistics.threshold)) return 0.0;
+  return relative_weight(law, value, statistics.row_max) / statistics.weight_sum;
+}
+
+static double token_log_prob(const Row& row, const Law& law, const Parameters& parameters,
+                             const RowStatistics& statistics, int64_t token) {
+  if (parameters.greedy) return 0.0;
+  return log_relative_weight(law, value_at(row, token), statistics.row_max) - log(statistics.weight_sum);
+}

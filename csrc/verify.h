@@ -1,0 +1,290 @@
+// One sequence of verify: score positions in order until one is rejected, then emit the recovered or bonus token.
+
+// What the token that ends the round is drawn from.
+enum class Draw { TARGET, TARGET_WITHOUT, RESIDUAL };
+
+struct Score {
+  bool accepted;
+  double accept_prob;
+  int32_t bits;
+  Draw draw;
+  int64_t removed;  // the token that TARGET_WITHOUT leaves out
+};
+
+struct Round {
+  const VerifyArguments& arguments;
+  int64_t sequence;
+  int64_t start;   // first row of a flat sequence
+  int64_t length;  // draft tokens of the sequence
+  int64_t slot;    // leading row of the draft tensor
+  int32_t status;
+  Executor executor;
+  Workspace workspace;
+  Sampled target;
+  Sampled draft;
+};
+
+static inline const double* uniforms_at(const Round& round, int64_t index) {
+  const VerifyArguments& arguments = round.arguments;
+  const int64_t base = arguments.cu_num_draft_tokens.data ? round.start + round.sequence : 0;
+  return arguments.uniforms + round.sequence * arguments.uniforms_stride_sequence +
+         (base + index) * arguments.uniforms_stride_row;
+}
+
+static Uniforms decision_uniforms(const Round& round, int64_t index) {
+  const VerifyArguments& arguments = round.arguments;
+  if (arguments.uniforms) {
+    const double* pair = uniforms_at(round, index);
+    return {pair[0], pair[arguments.uniforms_stride_field]};
+  }
+  const uint64_t seed = static_cast<uint64_t>(read_integer(arguments.seed, round.sequence));
+  const uint64_t position = static_cast<uint64_t>(read_integer(arguments.position, round.sequence));
+  return philox_uniforms(seed, position + static_cast<uint64_t>(index), VERIFY_PURPOSE);
+}
+
+static void read_length(Round* round) {
+  const VerifyArguments& arguments = round->arguments;
+  round->length = arguments.gamma;
+  bool good = true;
+  if (arguments.cu_num_draft_tokens.data) {
+    const int64_t end = read_integer(arguments.cu_num_draft_tokens, round->sequence + 1);
+    round->start = read_integer(arguments.cu_num_draft_tokens, round->sequence);
+    round->length = end - round->start;
+    good = round->start >= 0 && end <= arguments.total_draft_tokens;
+  } else if (arguments.num_draft_tokens.data) {
+    round->length = read_integer(arguments.num_draft_tokens, round->sequence);
+  }
+  if (good && round->length >= 0 && round->length <= arguments.gamma) return;
+  round->status |= INVALID_NUM_DRAFT_TOKENS;
+  round->start = round->length = 0;
+}
+
+static void read_slot(Round* round) {
+  const VerifyArguments& arguments = round->arguments;
+  if (!arguments.draft_index.data || !arguments.has_draft) return;
+  round->slot = read_integer(arguments.draft_index, round->sequence);
+  if (round->slot < 0 || round->slot >= arguments.draft_slots) round->status |= INVALID_DRAFT_INDEX;
+}
+
+static void check_uniforms(Round* round) {
+  if (!round->arguments.uniforms) return;
+  for (int64_t index = 0; index <= round->length; ++index) {
+    const Uniforms pair = decision_uniforms(*round, index);
+    // Written so that NaN falls in.
+    const bool good = pair.accept >= 0.0 && pair.accept < 1.0 && pair.emission >= 0.0 && pair.emission < 1.0;
+    if (!good) round->status |= INVALID_UNIFORMS;
+  }
+}
+
+static void measure_target(Round* round, int64_t index) {
+  const VerifyArguments& arguments = round->arguments;
+  const int64_t base = arguments.cu_num_draft_tokens.data ? round->start + round->sequence : 0;
+  round->target.row = row_at(arguments.target, arguments.vocab, round->sequence, base + index);
+  row_statistics(round->target.row, round->target.law, round->target.parameters, round->executor,
+                 round->workspace.filter, &round->target.statistics);
+}
+
+static void locate_draft(Round* round, int64_t index) {
+  round->draft.row = row_at(round->arguments.draft, round->arguments.vocab, round->slot, round->start + index);
+}
+
+static void measure_draft(Round* round) {
+  round->draft.statistics.shard_largest = round->workspace.draft_largest;
+  row_statistics(round->draft.row, round->draft.law, round->draft.parameters, round->executor,
+                 round->workspace.filter, &round->draft.statistics);
+}
+
+// Takes the draft row's statistics from its receipt and returns the probability of the drafted token.
+static double draft_prob_of_receipt(Round* round, int64_t index) {
+  const VerifyArguments& arguments = round->arguments;
+  const double* receipt = arguments.receipt + round->sequence * arguments.receipt_stride_sequence +
+                          (round->start + index) * arguments.receipt_stride_row;
+  const int64_t stride = arguments.receipt_stride_field;
+  RowStatistics& statistics = round->draft.statistics;
+  const double value = receipt[0];
+  statistics.row_max = receipt[stride];
+  statistics.threshold = receipt[2 * stride];
+  statistics.float_threshold = ceil_to_float(statistics.threshold);
+  statistics.weight_sum = receipt[3 * stride];
+  statistics.valid = statistics.weight_sum > 0.0;
+  statistics.shard_largest = nullptr;
+  if (!(value >= statistics.threshold)) return 0.0;
+  return relative_weight(round->draft.law, value, statistics.row_max) / statistics.weight_sum;
+}
+
+// Probability of the drafted token under its draft; sets what a rejection draws from.
+static double draft_prob(Round* round, int64_t index, int64_t token, Score* score) {
+  const VerifyArguments& arguments = round->arguments;
+  round->draft.statistics.valid = true;
+  if (arguments.has_draft) locate_draft(round, index);
+  double prob = 1.0;
+  if (arguments.receipt) {
+    prob = draft_prob_of_receipt(round, index);
+  } else if (arguments.has_draft) {
+    measure_draft(round);
+    const RowStatistics& statistics = round->draft.statistics;
+    if (statistics.valid) {
+      prob = token_prob(round->draft.row, round->draft.law, round->draft.parameters, statistics, token);
+    }
+  }
+  score->draw = arguments.has_draft ? Draw::RESIDUAL : Draw::TARGET_WITHOUT;
+  score->removed = token;
+  return prob;
+}
+
+static Score score_sampled(Round* round, int64_t index, int64_t token) {
+  Score score = {false, 0.0, 0, Draw::TARGET, token};
+  const Sampled& target = round->target;
+  const double target_prob = token_prob(target.row, target.law, target.parameters, target.statistics, token);
+  const double drafted_prob = draft_prob(round, index, token, &score);
+  if (!round->draft.statistics.valid) {
+    score.bits = DRAFT_INVALID;
+    score.accept_prob = __builtin_nan("");
+    score.draw = Draw::TARGET;
+    return score;
+  }
+  if (drafted_prob == 0.0) score.bits = DRAFT_TOKEN_IMPOSSIBLE;
+  const bool covered = target_prob >= drafted_prob;
+  // Multiplied, not divided, and strict: a uniform of 0 never accepts a token without target mass.
+  const bool passes = covered || decision_uniforms(*round, index).accept * drafted_prob < target_prob;
+  score.accepted = passes && target_prob > 0.0;
+  score.accept_prob = covered ? (target_prob > 0.0 ? 1.0 : 0.0) : target_prob / drafted_prob;
+  return score;
+}
+
+static inline int64_t drafted_token(const Round& round, int64_t index) {
+  const VerifyArguments& arguments = round.arguments;
+  const Integers tokens = arguments.draft_token_ids;
+  const int64_t offset =
+      round.sequence * arguments.draft_token_ids_stride_sequence + (round.start + index) * tokens.stride;
+  return tokens.is_int64 ? static_cast<const int64_t*>(tokens.data)[offset]
+                         : static_cast<const int32_t*>(tokens.data)[offset];
+}
+
+// Judges position `index` as if all before it had been accepted.
+static Score score_position(Round* round, int64_t index) {
+  measure_target(round, index);
+  if (!round->target.statistics.valid) return {false, __builtin_nan(""), TARGET_INVALID, Draw::TARGET, -1};
+  const int64_t token = drafted_token(*round, index);
+  if (token < 0 || token >= round->arguments.vocab) {
+    const int32_t bit = token == PLACEHOLDER_TOKEN_ID ? DRAFT_TOKEN_PLACEHOLDER : DRAFT_TOKEN_OUT_OF_RANGE;
+    return {false, 0.0, bit, Draw::TARGET, -1};
+  }
+  if (round->target.parameters.greedy) {
+    const bool accepted = token == round->target.statistics.argmax;
+    return {accepted, accepted ? 1.0 : 0.0, 0, Draw::TARGET, -1};
+  }
+  return score_sampled(round, index, token);
+}
+
+// Draws the token that ends the round from the row measured last.
+static int64_t draw_token(Round* round, const Score& score, double uniform) {
+  const Sampled& target = round->target;
+  if (score.draw == Draw::TARGET) return draw_from_row(target, uniform);
+  double* masses = round->workspace.residual_mass;
+  int64_t token = -1;
+  if (score.draw == Draw::RESIDUAL && !round->draft.parameters.greedy) {
+    token = draw_from_residual(target, round->draft, uniform, round->executor, masses);
+  } else {
+    int64_t removed = score.removed;
+    if (score.draw == Draw::RESIDUAL) {
+      // A greedy draft is one-hot at its arg-max, which a receipt does not name.
+      if (!round->draft.statistics.shard_largest) measure_draft(round);
+      removed = round->draft.statistics.argmax;
+    }
+    token = draw_without(target, removed, uniform, masses);
+  }
+  if (token >= 0) return token;
+  round->status |= RESIDUAL_EMPTY;
+  return draw_from_row(target, uniform);
+}
+
+static void write_token(const Round& round, int64_t index, int64_t token) {
+  const VerifyArguments& arguments = round.arguments;
+  const int64_t offset = round.sequence * (arguments.gamma + 1) + index;
+  arguments.token_ids[offset] = token;
+  if (!arguments.logprobs) return;
+  const Sampled& target = round.target;
+  arguments.logprobs[offset] =
+      static_cast<float>(token_log_prob(target.row, target.law, target.parameters, target.statistics, token));
+}
+
+// Emits from the target row measured last, unless it is invalid.
+static void emit_token(Round* round, int64_t index, const Score& score) {
+  round->arguments.num_accepted[round->sequence] = index;
+  round->arguments.num_emitted[round->sequence] = index;
+  if (!round->target.statistics.valid) {
+    round->status |= TARGET_INVALID;
+    return;
+  }
+  write_token(*round, index, draw_token(round, score, decision_uniforms(*round, index).emission));
+  round->arguments.num_emitted[round->sequence] = index + 1;
+}
+
+static void decide(Round* round) {
+  const bool scores_all = round->arguments.returns_accept_probs;
+  bool open = true;
+  double running = 1.0, expected = 0.0;
+  for (int64_t index = 0; index < round->length && (open || scores_all); ++index) {
+    const Score score = score_position(round, index);
+    if (scores_all) {
+      round->arguments.accept_probs[round->sequence * round->arguments.gamma + index] =
+          static_cast<float>(score.accept_prob);
+      // NaN counts as a certain rejection.
+      running *= score.accept_prob > 0.0 ? score.accept_prob : 0.0;
+      expected += running;
+    }
+    if (!open) continue;
+    round->status |= score.bits;
+    if (score.accepted) {
+      write_token(*round, index, drafted_token(*round, index));
+    } else {
+      emit_token(round, index, score);
+      open = false;
+    }
+  }
+  if (scores_all) round->arguments.expected_accepted[round->sequence] = static_cast<float>(expected);
+  if (!open) return;
+  measure_target(round, round->length);
+  emit_token(round, round->length, {true, 1.0, 0, Draw::TARGET, -1});
+}
+
+static void write_padding(const VerifyArguments& arguments, int64_t sequence, bool runs) {
+  const int64_t width = arguments.gamma + 1;
+  arguments.num_accepted[sequence] = 0;
+  arguments.num_emitted[sequence] = 0;
+  for (int64_t index = 0; index < width; ++index) {
+    arguments.token_ids[sequence * width + index] = PLACEHOLDER_TOKEN_ID;
+    if (arguments.logprobs) arguments.logprobs[sequence * width + index] = 0.0f;
+  }
+  if (!arguments.returns_accept_probs) return;
+  arguments.expected_accepted[sequence] = 0.0f;
+  for (int64_t index = 0; index < arguments.gamma; ++index) {
+    arguments.accept_probs[sequence * arguments.gamma + index] = runs ? 0.0f : __builtin_nanf("");
+  }
+}
+
+static void verify_sequence(const VerifyArguments& arguments, int64_t sequence, Executor executor) {
+  Round round = {arguments, sequence, 0, 0, sequence, 0, executor, {}, {}, {}};
+  read_length(&round);
+  read_slot(&round);
+  check_uniforms(&round);
+  Sampled& target = round.target;
+  Sampled& draft = round.draft;
+  target.parameters = read_parameters(arguments.sampling, sequence, arguments.vocab, &round.status);
+  int32_t draft_status = 0;
+  draft.parameters = read_parameters(arguments.draft_sampling, sequence, arguments.vocab, &draft_status);
+  if (arguments.has_draft) round.status |= draft_status;
+  write_padding(arguments, sequence, round.status == 0);
+  if (round.status == 0) {
+    target.law = make_law(arguments.target.is_probs, target.parameters.temperature);
+    draft.law = make_law(arguments.draft.is_probs, draft.parameters.temperature);
+    round.workspace = make_workspace(arguments.vocab, target.parameters.filtered || draft.parameters.filtered);
+    target.statistics.shard_largest = round.workspace.target_largest;
+    target.statistics.shard_mass = round.workspace.target_mass;
+    draft.statistics.shard_mass = round.workspace.draft_mass;
+    decide(&round);
+    free_workspace(round.workspace);
+  }
+  arguments.status[sequence] = round.status;
+}

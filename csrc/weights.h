@@ -1,0 +1,114 @@
+// How values become weights, one exponential an entry.
+//
+// A weight is exp((value - reference) / temperature), or (value / reference) ** (1 / temperature) where rows hold
+// probabilities; the reference is the shard's largest value, so float32 suffices. Sums are float32 over 8 terms and
+// float64 beyond, in 64 fixed lanes: every instruction set with a fused multiply-add gives the same bits.
+
+enum class Weighing { EXPONENTIAL, WIDE_EXPONENTIAL, LINEAR, POWER };
+
+struct Law {
+  Weighing weighing;
+  double temperature;
+  ExponentialScale scale;
+};
+
+static inline Law make_law(bool is_probs, double temperature) {
+  // Beyond this, 160 * temperature leaves float32.
+  const bool wide = temperature > 1e30;
+  Weighing weighing = wide ? Weighing::WIDE_EXPONENTIAL : Weighing::EXPONENTIAL;
+  if (is_probs) weighing = temperature == 1.0 ? Weighing::LINEAR : Weighing::POWER;
+  return {weighing, temperature, exponential_scale(wide ? 1.0 : temperature)};
+}
+
+// Weight of `value` relative to `reference` in float64.
+static inline double relative_weight(const Law& law, double value, double reference) {
+  if (law.weighing == Weighing::LINEAR) return value / reference;
+  if (law.weighing == Weighing::POWER) return pow(value / reference, 1.0 / law.temperature);
+  return exp((value - reference) / law.temperature);
+}
+
+static inline double log_relative_weight(const Law& law, double value, double reference) {
+  if (law.weighing == Weighing::LINEAR) return log(value / reference);
+  if (law.weighing == Weighing::POWER) return log(value / reference) / law.temperature;
+  return (value - reference) / law.temperature;
+}
+
+template <Weighing WEIGHING>
+SPECKER_INLINE float float_weight(const Law& law, float value, float reference) {
+  if (WEIGHING == Weighing::EXPONENTIAL) return exponential(value - reference, law.scale);
+  if (WEIGHING == Weighing::LINEAR) return value / reference;
+  return static_cast<float>(relative_weight(law, value, reference));
+}
+
+template <Weighing WEIGHING, bool FILTERED>
+static double sum_chunks(const Law& law, const Entries& entries, float reference, float threshold) {
+  constexpr int64_t TERMS = CHUNK / LANES;
+  double lanes[LANES] = {};
+  for (const float* chunk = entries.values; chunk < entries.values + entries.padded; chunk += CHUNK) {
+#pragma omp simd
+    for (int64_t lane = 0; lane < LANES; ++lane) {
+      float terms[TERMS];
+#pragma GCC unroll 8
+      for (int64_t part = 0; part < TERMS; ++part) {
+        const float value = chunk[part * LANES + lane];
+        const float weight = float_weight<WEIGHING>(law, value, reference);
+        terms[part] = !FILTERED || value >= threshold ? weight : 0.0f;
+      }
+      const float low = (terms[0] + terms[1]) + (terms[2] + terms[3]);
+      const float high = (terms[4] + terms[5]) + (terms[6] + terms[7]);
+      lanes[lane] += static_cast<double>(low + high);
+    }
+  }
+  double sum = 0.0;
+  for (int64_t lane = 0; lane < LANES; ++lane) sum += lanes[lane];
+  return sum;
+}
+
+template <Weighing WEIGHING, bool FILTERED>
+static void weigh_chunks(const Law& law, const Entries& entries, float reference, float threshold, float* weights) {
+#pragma omp simd
+  for (int64_t index = 0; index < entries.padded; ++index) {
+    const float value = entries.values[index];
+    const float weight = float_weight<WEIGHING>(law, value, reference);
+    weights[index] = !FILTERED || value >= threshold ? weight : 0.0f;
+  }
+}
+
+template <bool FILTERED>
+static double sum_weights(const Law& law, const Entries& entries, float reference, float threshold) {
+  switch (law.weighing) {
+    case Weighing::EXPONENTIAL:
+      return sum_chunks<Weighing::EXPONENTIAL, FILTERED>(law, entries, reference, threshold);
+    case Weighing::WIDE_EXPONENTIAL:
+      return sum_chunks<Weighing::WIDE_EXPONENTIAL, FILTERED>(law, entries, reference, threshold);
+    case Weighing::LINEAR:
+      return sum_chunks<Weighing::LINEAR, FILTERED>(law, entries, reference, threshold);
+    default:
+      return sum_chunks<Weighing::POWER, FILTERED>(law, entries, reference, threshold);
+  }
+}
+
+template <bool FILTERED>
+static void weigh_entries(const Law& law, const Entries& entries, float reference, float threshold, float* weights) {
+  switch (law.weighing) {
+    case Weighing::EXPONENTIAL:
+      return weigh_chunks<Weighing::EXPONENTIAL, FILTERED>(law, entries, reference, threshold, weights);
+    case Weighing::WIDE_EXPONENTIAL:
+      return weigh_chunks<Weighing::WIDE_EXPONENTIAL, FILTERED>(law, entries, reference, threshold, weights);
+    case Weighing::LINEAR:
+      return weigh_chunks<Weighing::LINEAR, FILTERED>(law, entries, reference, threshold, weights);
+    default:
+      return weigh_chunks<Weighing::POWER, FILTERED>(law, entries, reference, threshold, weights);
+  }
+}
+
+// Kept weights of the entries, relative to the reference, and their sum; the threshold -inf keeps everything.
+static inline double kept_sum(const Law& law, const Entries& entries, float reference, float threshold) {
+  return threshold > -__builtin_inff() ? sum_weights<true>(law, entries, reference, threshold)
+                                       : sum_weights<false>(law, entries, reference, threshold);
+}
+
+static inline void kept_weights(const Law& law, const Entries& entries, float reference, float threshold, float* weights) {
+  threshold > -__builtin_inff() ? weigh_entries<true>(law, entries, reference, threshold, weights)
+                                : weigh_entries<false>(law, entries, reference, threshold, weights);
+}
