@@ -174,6 +174,7 @@ NOT_SHOWN_HERE = {
     "B105": "how a server lays out its cache is outside the verify step",
     "B110": "needs several GPUs; the stateless generator is tested under B109",
     "B111": "needs ranks that each hold a part of the vocabulary; rows are always whole here",
+    "B118": "compiled variants exist on a GPU only; the interpreter compiles nothing",
     "B119": "a speed of compiled kernels; the benchmarks measure it on a GPU",
     "B121": "a share of a GPU's bandwidth; the benchmarks measure it",
     "B126": "needs compiled kernels; the interpreter has no cache of compiled files",
