@@ -1,0 +1,320 @@
+"""The C++ kernels against the reference, operator to operator, and against themselves on other instruction sets."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import specker
+from specker import random as specker_random
+from specker.reference import RECEIPT_FIELDS
+from specker.status import Status
+
+from .cpp_cases import DTYPES, CallMaker
+
+pytestmark = pytest.mark.skipif(
+    bool(specker.available_backends()["cpp"]), reason=specker.available_backends()["cpp"] or "never"
+)
+ROOT = Path(__file__).resolve().parents[1]
+OUTPUTS = ("token_ids", "num_accepted", "num_emitted", "status", "logprobs", "accept_probs", "expected_accepted")
+TOLERANCE = 1e-6
+Outputs = dict[str, torch.Tensor]
+
+
+def run_cpp(call: dict[str, Any]) -> Outputs:
+    return dict(zip(OUTPUTS, torch.ops.specker.verify(*call.values()), strict=True))
+
+
+def run_reference(call: dict[str, Any], **changes: Any) -> Outputs:
+    return dict(zip(OUTPUTS, torch.ops.specker_reference.verify(*{**call, **changes}.values()), strict=True))
+
+
+def injected(call: dict[str, Any], accept_shift: float, emission_shift: float) -> dict[str, Any]:
+    """Return what replaces a call's random numbers by the same ones, shifted."""
+    uniforms = call["uniforms"]
+    if uniforms is None:
+        batch, gamma = call["seed"].shape[0], call["max_num_draft_tokens"]
+        positions = call["position"].unsqueeze(-1) + torch.arange(gamma + 1)
+        pair = specker_random.uniforms(call["seed"].unsqueeze(-1), positions, specker_random.VERIFY_PURPOSE)
+        uniforms = torch.stack(pair, dim=-1)
+        if call["cu_num_draft_tokens"] is not None:
+            lengths = call["cu_num_draft_tokens"].long().diff()
+            uniforms = uniforms[torch.arange(gamma + 1) <= lengths.unsqueeze(-1)]
+        elif uniforms.shape[0] != batch:
+            uniforms = uniforms.expand(batch, -1, -1)
+    shifted = uniforms + torch.tensor([accept_shift, emission_shift], dtype=torch.float64)
+    return {"seed": None, "position": None, "uniforms": shifted.clamp(0.0, 1 - 2.0**-53)}
+
+
+def explained(call: dict[str, Any], sequence: int, cpp: Outputs, reference: Outputs) -> bool:
+    """Return whether a uniform within the tolerance of the one used makes the reference decide as C++ did."""
+    accepted = int(cpp["num_accepted"][sequence])
+    if accepted != int(reference["num_accepted"][sequence]):
+        fewer = run_reference(call, **injected(call, TOLERANCE, 0.0))["num_accepted"][sequence]
+        more = run_reference(call, **injected(call, -TOLERANCE, 0.0))["num_accepted"][sequence]
+        return bool(fewer <= accepted <= more)
+    # The inverse CDF runs through ascending ids: a smaller uniform never gives a larger id.
+    lower = run_reference(call, **injected(call, 0.0, -TOLERANCE))["token_ids"][sequence, accepted]
+    upper = run_reference(call, **injected(call, 0.0, TOLERANCE))["token_ids"][sequence, accepted]
+    return bool(lower <= cpp["token_ids"][sequence, accepted] <= upper)
+
+
+def differing_sequences(cpp: Outputs, reference: Outputs) -> Iterator[int]:
+    for sequence in range(cpp["status"].shape[0]):
+        same = torch.equal(cpp["token_ids"][sequence], reference["token_ids"][sequence])
+        if not (same and cpp["num_accepted"][sequence] == reference["num_accepted"][sequence]):
+            yield sequence
+
+
+def assert_agrees(call: dict[str, Any]) -> int:
+    """Compare every output of one call; return how many sequences were decided differently at a threshold."""
+    cpp, reference = run_cpp(call), run_reference(call)
+    for name in OUTPUTS:
+        assert cpp[name].shape == reference[name].shape, name
+        assert cpp[name].dtype == reference[name].dtype, name
+    straddling = list(differing_sequences(cpp, reference))
+    assert all(explained(call, sequence, cpp, reference) for sequence in straddling)
+    agreeing = torch.ones(cpp["status"].shape[0], dtype=torch.bool)
+    agreeing[straddling] = False
+    for name in ("num_emitted", "status"):
+        assert torch.equal(cpp[name][agreeing], reference[name][agreeing]), name
+    for name in ("logprobs", "accept_probs", "expected_accepted"):
+        if cpp[name].numel():
+            torch.testing.assert_close(
+                cpp[name][agreeing], reference[name][agreeing], rtol=1e-5, atol=2e-6, equal_nan=True
+            )
+    return len(straddling)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_calls_agree_with_the_reference(seed: int) -> None:
+    maker = CallMaker(seed)
+    straddling, sequences = 0, 0
+    for _ in range(250):
+        call = maker.verify_call()
+        straddling += assert_agrees(call)
+        sequences += call["target"].shape[0]
+    assert straddling <= 3
+    assert sequences > 300
+
+
+@pytest.mark.parametrize(("vocab", "dtype"), list(zip((128257, 50257, 32000), DTYPES, strict=True)))
+def test_real_vocabularies_agree_with_the_reference(vocab: int, dtype: torch.dtype) -> None:
+    maker = CallMaker(vocab)
+    call = maker.verify_call()
+    target = (torch.randn(3, 3, vocab, generator=maker.generator) * 3).to(dtype)
+    draft = (target[:, :2].float() + torch.randn(3, 2, vocab, generator=maker.generator)).to(dtype)
+    tokens = torch.multinomial(draft.float().softmax(-1).view(-1, vocab), 1, generator=maker.generator).view(3, 2)
+    one = torch.ones(1, dtype=torch.float64)
+    plain = dict.fromkeys(call, None) | {
+        "draft_token_ids": tokens, "target": target, "draft": draft, "temperature": one, "draft_temperature": one,
+        "seed": torch.arange(3), "position": torch.zeros(1, dtype=torch.int64), "max_num_draft_tokens": 2,
+        "target_is_probs": False, "draft_is_probs": False, "return_logprobs": True, "return_accept_probs": True,
+    }  # fmt: skip
+    nucleus = {"top_p": torch.tensor([0.9, 0.99, 0.5]), "draft_top_p": torch.tensor([0.9, 0.99, 0.5])}
+    several = {"top_k": torch.tensor([50, 3000, 0]), "min_p": torch.tensor([0.0, 0.0, 0.02])}
+    for filters in ({}, nucleus, several, {**nucleus, **several}):
+        assert_agrees(plain | filters)
+
+
+def _filter_rows(kind: str, vocab: int, generator: torch.Generator) -> torch.Tensor:
+    logits = torch.randn(4, vocab, generator=generator) * 3
+    if kind == "tied":
+        return logits.to(torch.bfloat16)
+    if kind == "flat":
+        return logits * 1e-3
+    if kind == "geometric":
+        return -0.05 * torch.randperm(vocab, generator=generator).float().expand(4, -1)
+    if kind == "one above 40 %":
+        logits[:, 7] = (logits.exp().sum(dim=-1) * 0.8).log()
+    elif kind == "masked":
+        logits[torch.rand(logits.shape, generator=generator) < 0.9] = -torch.inf
+        logits[:, 0] = 0.0
+    elif kind == "narrow":
+        # Thousands of distinct neighbours in float32 beside far outliers: the histogram has to narrow its range.
+        logits = 1.0 + torch.arange(vocab, dtype=torch.float32).expand(4, -1) * 2.0**-23
+        logits = torch.cat([logits, torch.tensor([[-1e30, 1.01]]).expand(4, -1)], dim=1)
+    return logits
+
+
+@pytest.mark.parametrize("vocab", [40, 3000, 20000])
+@pytest.mark.parametrize("kind", ["random", "tied", "flat", "geometric", "one above 40 %", "masked", "narrow"])
+def test_filters_find_the_thresholds_of_a_sort(kind: str, vocab: int) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    logits = _filter_rows(kind, vocab, generator)
+    seed, position = torch.arange(4), torch.zeros(1, dtype=torch.int64)
+    temperature = torch.tensor([1.0, 0.7, 1.3, 0.1], dtype=torch.float64)
+    for top_k in (None, 1, 50, 2500, 9000):
+        for top_p in (None, 1e-9, 0.5, 0.95, 1 - 1e-12):
+            arguments = (
+                logits, temperature, None if top_k is None else torch.tensor([top_k]),
+                None if top_p is None else torch.tensor([top_p], dtype=torch.float64), None, seed, position,
+            )  # fmt: skip
+            cpp, reference = torch.ops.specker.sample(*arguments), torch.ops.specker_reference.sample(*arguments)
+            names = dict(zip(RECEIPT_FIELDS, cpp[2].unbind(-1), strict=True))
+            expected = dict(zip(RECEIPT_FIELDS, reference[2].unbind(-1), strict=True))
+            assert torch.equal(names["threshold"], expected["threshold"]), (top_k, top_p)
+            torch.testing.assert_close(names["weight_sum"], expected["weight_sum"], rtol=5e-7, atol=0.0)
+            assert torch.equal(cpp[1], reference[1])
+
+
+def test_sample_agrees_with_the_reference() -> None:
+    maker = CallMaker(5)
+    straddling = 0
+    for _ in range(300):
+        batch, vocab = maker.pick((0, 1, 4)), maker.pick((1, 5, 257, 4097, 9000))
+        logits = maker.strided(maker.rows((batch,), vocab, is_probs=False))
+        parameters = maker.parameters(batch)
+        seed, position = maker.integers(-(2**62), 2**62, batch), maker.integers(-5, 2**40, maker.pick((1, batch)))
+        cpp = torch.ops.specker.sample(logits, *parameters.values(), seed, position)
+        reference = torch.ops.specker_reference.sample(logits, *parameters.values(), seed, position)
+        assert torch.equal(cpp[1], reference[1])
+        same = cpp[0] == reference[0]
+        straddling += int((~same).sum())
+        torch.testing.assert_close(cpp[2][same], reference[2][same], rtol=5e-7, atol=0.0, equal_nan=True)
+    assert straddling <= 1
+
+
+def _library() -> ctypes.CDLL:
+    spec = importlib.util.find_spec("specker._C")
+    assert spec is not None
+    return ctypes.CDLL(str(spec.origin))
+
+
+def _capabilities() -> list[str]:
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    wanted = {"avx2": ("avx2", "fma"), "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma")}
+    return ["default", *(name for name, needs in wanted.items() if all(f" {flag}" in flags for flag in needs))]
+
+
+@pytest.mark.parametrize("capability", _capabilities())
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.003, 1e4])
+def test_exponential_is_within_two_ulp(capability: str, temperature: float) -> None:
+    differences = np.linspace(-110.0, 0.0, 1 << 20, dtype=np.float32) * np.float32(temperature)
+    differences[:64] = -np.inf
+    differences[64:128] = -np.finfo(np.float32).max
+    weights = np.empty_like(differences)
+    _library().specker_weigh(
+        capability.encode(), differences.ctypes.data_as(ctypes.c_void_p), weights.ctypes.data_as(ctypes.c_void_p),
+        ctypes.c_int64(differences.size), ctypes.c_double(temperature),
+    )  # fmt: skip
+    expected = np.exp(differences.astype(np.float64) / temperature)
+    ulp = np.maximum(np.spacing(expected.astype(np.float32)).astype(np.float64), 2.0**-149)
+    assert (np.abs(weights - expected) / ulp).max() <= 2.0
+    assert (weights[:128] == 0.0).all()
+    # Subnormal results are in the range, not flushed.
+    assert ((weights > 0) & (weights < np.finfo(np.float32).tiny)).any()
+
+
+_DIGEST = """
+import hashlib, sys
+sys.path.insert(0, {root!r})
+import torch
+from tests.cpp_cases import CallMaker
+import specker
+digest = hashlib.sha256()
+maker = CallMaker(17)
+for _ in range(150):
+    for output in torch.ops.specker.verify(*maker.verify_call().values()):
+        digest.update(output.contiguous().numpy().tobytes())
+print(digest.hexdigest())
+"""
+
+
+def _digest(capability: str) -> str:
+    """Return a digest of many results, computed in a process that uses the given build of the kernels."""
+    environment = {**os.environ, "SPECKER_CPU_CAPABILITY": capability}
+    command = [sys.executable, "-c", _DIGEST.format(root=str(ROOT))]
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
+    return finished.stdout.strip() if finished.returncode == 0 else finished.stderr
+
+
+@pytest.mark.skipif("avx512" not in _capabilities(), reason="this processor has no AVX-512")
+def test_avx512_and_avx2_give_equal_bits() -> None:
+    wide, narrow = _digest("avx512"), _digest("avx2")
+    assert len(wide) == 64
+    assert wide == narrow
+
+
+def test_an_unknown_capability_raises_in_words() -> None:
+    assert "SPECKER_CPU_CAPABILITY: expected avx512, avx2 or default" in _digest("sse9")
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_threads_do_not_change_a_bit(batch: int) -> None:
+    maker = CallMaker(3)
+    target = torch.randn(batch, 4, 30000, generator=maker.generator) * 3
+    draft = target[:, :3] + torch.randn(batch, 3, 30000, generator=maker.generator)
+    tokens = torch.multinomial(draft.softmax(-1).view(-1, 30000), 1, generator=maker.generator).view(batch, 3)
+    before = torch.get_num_threads()
+    outcomes = []
+    try:
+        for threads in (1, 2, 3, 8):
+            torch.set_num_threads(threads)
+            plain: dict[str, Any] = {}
+            for sampling in (plain, {"top_p": 0.9, "top_k": 4000}):
+                results = [
+                    specker.verify(tokens, target, draft, seed=seed, return_logprobs=True, **sampling)
+                    for seed in range(10)
+                ]
+                outcomes.append(
+                    (bool(sampling), torch.cat([result.token_ids.double() for result in results]),
+                     torch.cat([result.logprobs for result in results if result.logprobs is not None]))
+                )  # fmt: skip
+    finally:
+        torch.set_num_threads(before)
+    for filtered, tokens_drawn, logprobs in outcomes[2:]:
+        _, expected_tokens, expected_logprobs = outcomes[int(filtered)]
+        assert torch.equal(tokens_drawn, expected_tokens)
+        assert torch.equal(logprobs, expected_logprobs)
+
+
+def test_status_bits_are_those_of_python() -> None:
+    header = (ROOT / "csrc" / "contract.h").read_text()
+    body = header[header.index("enum Status") : header.index("};", header.index("enum Status"))]
+    assert {name: int(value) for name, value in re.findall(r"(\w+) = (\d+),", body)} == {
+        bit.name: bit.value for bit in Status
+    }
+
+
+def test_identical_rows_leave_no_residual() -> None:
+    logits = torch.randn(1, 2, 9000, generator=torch.Generator().manual_seed(0))
+    logits[0, 0, 5] = -torch.inf
+    uniforms = torch.tensor([[[0.5, 0.5], [0.5, 0.5]]], dtype=torch.float64)
+    result = specker.verify(torch.tensor([[5]]), logits, logits[:, :1], uniforms=uniforms)
+    assert result.status.tolist() == [Status.DRAFT_TOKEN_IMPOSSIBLE | Status.RESIDUAL_EMPTY]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("target", torch.zeros(1, 1, 4, dtype=torch.float64), "target: expected dtype float32, bfloat16 or float16"),
+        ("temperature", torch.ones(1, dtype=torch.int64), "temperature: expected dtype float64 or float32"),
+        ("seed", torch.ones(1), "seed: expected dtype int64 or int32"),
+        ("uniforms", torch.zeros(1, 1, 2), "uniforms: expected dtype float64"),
+        ("target", torch.zeros(1, 1, 8)[..., ::2], "target: expected a contiguous last axis"),
+        ("seed", None, "seed and position: expected tensors where uniforms is None"),
+    ],
+)  # fmt: skip
+def test_the_operator_refuses_what_it_would_misread(name: str, value: Any, message: str) -> None:
+    call = CallMaker(0).verify_call()
+    one = torch.ones(1, dtype=torch.float64)
+    plain = dict.fromkeys(call, None) | {
+        "draft_token_ids": torch.zeros(1, 0, dtype=torch.int64), "target": torch.zeros(1, 1, 4), "temperature": one,
+        "draft_temperature": one, "seed": torch.zeros(1, dtype=torch.int64),
+        "position": torch.zeros(1, dtype=torch.int64), "max_num_draft_tokens": 0, "target_is_probs": False,
+        "draft_is_probs": False, "return_logprobs": False, "return_accept_probs": False,
+    }  # fmt: skip
+    with pytest.raises(RuntimeError, match=message):
+        run_cpp(plain | {name: value})
