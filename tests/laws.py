@@ -84,14 +84,23 @@ def outcome_keys(result: VerifyResult) -> list[str]:
 
 def outcome_counts(result: VerifyResult, rows: torch.Tensor | None = None) -> Counter[str]:
     """Count the outcomes of all sequences, or of those that the mask `rows` picks."""
-    columns = torch.cat([torch.stack([result.num_accepted, result.num_emitted], dim=1), result.token_ids], dim=1)
-    distinct, counts = torch.unique(columns if rows is None else columns[rows], dim=0, return_counts=True)
-    return Counter(
-        {
-            f"{accepted}|{','.join(map(str, tokens[:emitted]))}": count
-            for (accepted, emitted, *tokens), count in zip(distinct.tolist(), counts.tolist(), strict=True)
-        }
-    )
+    columns = torch.cat([result.num_accepted.unsqueeze(1), result.num_emitted.unsqueeze(1), result.token_ids], dim=1)
+    columns = columns if rows is None else columns[rows]
+    # Numbers in a mixed base sort a hundred times faster than rows do.
+    base = int(columns.max()) + 2
+    code = torch.zeros(len(columns), dtype=torch.int64, device=columns.device)
+    for column in columns.unbind(dim=1):
+        code = code * base + column + 1
+    distinct, counts = torch.unique(code, return_counts=True)
+    outcomes: Counter[str] = Counter()
+    for number, count in zip(distinct.tolist(), counts.tolist(), strict=True):
+        accepted, emitted, *tokens = _digits(number, base, columns.shape[1])
+        outcomes[f"{accepted}|{','.join(map(str, tokens[:emitted]))}"] += count
+    return outcomes
+
+
+def _digits(number: int, base: int, width: int) -> list[int]:
+    return [number // base**place % base - 1 for place in range(width - 1, -1, -1)]
 
 
 def num_accepted_law(law: Mapping[str, Fraction]) -> dict[str, Fraction]:

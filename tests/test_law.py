@@ -104,7 +104,7 @@ def test_stratified_uniforms_give_the_emission_law_to_two_strata(backend: str) -
 @pytest.mark.usefixtures("fast_backend")
 @pytest.mark.parametrize("draft_name", ["ranked alike", "ranked opposite"])
 def test_sample_feeding_verify_has_the_target_law(draft_name: str, backend: str) -> None:
-    rounds = 1_000_000 if backend == "cpp" else 100_000
+    rounds = 300_000 if backend == "cpp" else 100_000
     counts, law = _own_rounds(rounds, draft_name)
     assert laws.p_value(counts, law) > ERROR_RATE
 

@@ -165,7 +165,7 @@ def test_an_unknown_backend_raises() -> None:
 
 
 def test_cpp_without_its_extension_raises_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "_HAS_EXTENSION", False)
+    monkeypatch.setattr(operators, "_EXTENSION", False)
     message = "backend 'cpp' cannot serve: the C\\+\\+ extension specker._C is not installed"
     with pytest.raises(specker.BackendUnavailableError, match=message), specker.backend("cpp"):
         pass
@@ -187,7 +187,7 @@ def test_triton_on_cpu_tensors_without_the_interpreter_raises_in_words(
 
 
 def test_cpp_on_tensors_elsewhere_raises_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "_HAS_EXTENSION", True)
+    monkeypatch.setattr(operators, "_EXTENSION", True)
     with (
         specker.backend("cpp"),
         pytest.raises(specker.BackendUnavailableError, match=r"serves CPU tensors, got .* meta"),
