@@ -1,0 +1,162 @@
+"""Device functions that the kernels share: weights, the sums of one shard, parameters, random numbers.
+
+A weight is exp((logit - shift) / temperature) or, for rows of probabilities, (prob / shift) ** (1 / temperature): 1 at
+the shift, 0 for a masked id, NaN for an entry that makes its row invalid.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+NO_ID = tl.constexpr(0x7FFFFFFF)
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Compile a kernel whose sizes, strides and pointers are never specialised, so that none of them recompiles it.
+
+    What the code depends on is a constexpr argument: dtypes, flags, `ALIGNED`.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    runtime = [parameter.name for parameter in parameters if "constexpr" not in str(parameter.annotation)]
+    return triton.jit(function, do_not_specialize=runtime)
+
+
+@triton.jit
+def flag(condition):
+    """Return a scalar condition on floats in a form that a mask may be combined with."""
+    # The interpreter spreads such a condition over a block as floats, which have no `&`.
+    return tl.where(condition, 1, 0) > 0
+
+
+@triton.jit
+def exponent_scale(temperature, IS_PROBS: tl.constexpr):
+    """Return the float32 factor in front of a binary exponent; never 0, so that -inf stays -inf."""
+    scale = (1.0 if IS_PROBS else LOG2_E) / temperature
+    return tl.maximum(scale, 1.2e-38).to(tl.float32)
+
+
+@triton.jit
+def lowest(IS_PROBS: tl.constexpr):
+    """Return the value of an id without mass."""
+    return 0.0 if IS_PROBS else float("-inf")
+
+
+@triton.jit
+def safe_shift(maximum, IS_PROBS: tl.constexpr):
+    """Return a shift for a maximum that may be that of no mass at all."""
+    if IS_PROBS:
+        shift = tl.where(maximum > 0.0, maximum, 1.0)
+    else:
+        shift = tl.where(maximum == float("-inf"), 0.0, maximum)
+    return shift
+
+
+@triton.jit
+def shifted_weights(values, shift, scale, IS_PROBS: tl.constexpr):
+    """Return float32 weights; one special-function operation an element, none for probabilities at temperature 1."""
+    if IS_PROBS:
+        # Powers of two keep the reciprocal of a huge or a subnormal maximum a normal number.
+        lift = tl.where(shift > 18446744073709551616.0, 5.421010862427522e-20, 1.0)
+        lift = tl.where(shift < 5.421010862427522e-20, 18446744073709551616.0, lift)
+        share = (values * lift) * (1.0 / (shift * lift))
+        share = tl.where(values < 0.0, float("nan"), share)
+        weights = share
+        if scale != 1.0:
+            weights = tl.exp2(tl.log2(share) * scale)
+    else:
+        # Subtracted before scaling: the product of a large logit may overflow, the difference to the maximum may not.
+        weights = tl.exp2((values - shift) * scale)
+    return weights
+
+
+@triton.jit
+def weights_float64(values, row_max, temperature, IS_PROBS: tl.constexpr):
+    """Return the weights of a few values in float64, as the decisions need them."""
+    if IS_PROBS:
+        share = values / row_max
+        weights = share
+        if temperature != 1.0:
+            weights = tl.exp(tl.log(share) / temperature)
+    else:
+        weights = tl.exp((values - row_max) / temperature)
+    return weights
+
+
+@triton.jit
+def load_shard(row_ptr, first, vocab, IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, SHARD: tl.constexpr):
+    """Return the tile of values of the shard that starts at id `first`, in float32; ids past the row have no mass."""
+    offsets = tl.arange(0, SHARD)
+    pointers = row_ptr + first + offsets
+    if ALIGNED:
+        # The hint sits on the last address computed: on an earlier one the compiler's folding would lose it.
+        pointers = tl.multiple_of(pointers, 16)
+    # All shards but the last need no mask and so keep their wide loads whatever the vocabulary.
+    if first + SHARD <= vocab:
+        values = tl.load(pointers)
+    else:
+        values = tl.load(pointers, mask=offsets < (vocab - first).to(tl.int32), other=lowest(IS_PROBS))
+    return values.to(tl.float32)
+
+
+@triton.jit
+def as_groups(values):
+    """Return a tile as (4, groups, 8): the 32 values of a group lie in one or two threads, so no barrier sums them."""
+    return tl.reshape(values, (4, values.shape[0] // 32, 8))
+
+
+@triton.jit
+def sum_groups(weights):
+    """Return the float32 sums of the groups of a tile: 32 terms, added pairwise."""
+    return tl.sum(tl.sum(weights, axis=2), axis=0)
+
+
+@triton.jit
+def sampled_shard(values, scale, IS_PROBS: tl.constexpr):
+    """Return the maximum and the float64 sum of weights of a shard; an invalid one gives -inf and NaN."""
+    # A NaN or +inf need not be looked for: whatever the maximum makes of it, its weight and so the sum becomes NaN.
+    grouped = as_groups(values)
+    group_max = tl.max(tl.max(grouped, axis=2), axis=0)
+    shift = safe_shift(group_max, IS_PROBS)
+    group_sum = sum_groups(shifted_weights(grouped, shift[None, :, None], scale, IS_PROBS))
+    shard_max = tl.max(group_max, axis=0)
+    rescale = shifted_weights(group_max, safe_shift(shard_max, IS_PROBS), scale, IS_PROBS)
+    shard_sum = tl.sum((group_sum * rescale).to(tl.float64), axis=0)
+    usable = (shard_sum == shard_sum) & (shard_max > lowest(IS_PROBS))
+    return tl.where(usable, shard_max, float("-inf")), shard_sum
+
+
+@triton.jit
+def greedy_shard(values, first, IS_PROBS: tl.constexpr):
+    """Return maximum, 1.0 (0.0 without mass, NaN if invalid) and the lowest id of the maximum of a shard."""
+    healthy = values < float("inf")
+    if IS_PROBS:
+        healthy = healthy & (values >= 0.0)
+    invalid = tl.max(tl.where(healthy, 0, 1), axis=0) > 0
+    shard_max = tl.max(tl.where(healthy, values, lowest(IS_PROBS)), axis=0)
+    column = tl.min(tl.where(values == shard_max, tl.arange(0, values.shape[0]), NO_ID), axis=0)
+    has_mass = shard_max > lowest(IS_PROBS)
+    shard_sum = tl.where(invalid, float("nan"), tl.where(has_mass, 1.0, 0.0)).to(tl.float64)
+    return tl.where(has_mass & ~invalid, shard_max, float("-inf")), shard_sum, first.to(tl.int32) + column
+
+
+@triton.jit
+def uniforms(seed, position, PURPOSE: tl.constexpr):
+    """Return the accept and the emission uniform of a block of int64 positions: Philox-4x32-10, float64 in [0, 1)."""
+    low = (position & 0xFFFFFFFF).to(tl.uint32)
+    high = ((position >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    zero = low & 0
+    word0, word1, word2, word3 = tl.philox(seed, low, high, zero + PURPOSE, zero)
+    return _uniform(word0, word1), _uniform(word2, word3)
+
+
+@triton.jit
+def _uniform(low, high):
+    # The upper 53 of the 64 bits are the high word and the upper 21 bits of the low one.
+    bits = (high.to(tl.int64) << 21) | (low >> 11).to(tl.int64)
+    return bits.to(tl.float64) * 1.1102230246251565e-16

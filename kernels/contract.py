@@ -1,0 +1,94 @@
+"""Numbers that the kernels share with the rest of the library, and the sizes of their tiles.
+
+The status bits and the greedy threshold are those of `specker.Status` and `specker.sampling`; a test compares them.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+TARGET_INVALID = tl.constexpr(1)
+DRAFT_INVALID = tl.constexpr(2)
+DRAFT_TOKEN_PLACEHOLDER = tl.constexpr(4)
+DRAFT_TOKEN_OUT_OF_RANGE = tl.constexpr(8)
+DRAFT_TOKEN_IMPOSSIBLE = tl.constexpr(16)
+RESIDUAL_EMPTY = tl.constexpr(32)
+INVALID_TEMPERATURE = tl.constexpr(64)
+INVALID_TOP_P = tl.constexpr(128)
+INVALID_MIN_P = tl.constexpr(256)
+INVALID_NUM_DRAFT_TOKENS = tl.constexpr(512)
+INVALID_UNIFORMS = tl.constexpr(1024)
+INVALID_DRAFT_INDEX = tl.constexpr(2048)
+INVALID_ARGUMENT = tl.constexpr(64 | 128 | 256 | 512 | 1024 | 2048)
+
+GREEDY_TEMPERATURE = tl.constexpr(1e-5)
+DRAFT_PURPOSE = 0
+VERIFY_PURPOSE = 1
+
+MAX_BLOCK = 8192
+"""Most logits of a vocabulary shard, one tile: 32 a thread with 8 warps, four 128-bit loads of bfloat16."""
+BLOCK_POSITIONS = 8
+"""Positions of a sequence decided at once."""
+STREAM_WARPS = 8
+"""Warps of a program that streams logits."""
+MAX_SHARDS = 1024
+"""Shards whose sums one program merges at once."""
+
+ENOUGH_PROGRAMS = 1056
+"""Programs that keep a large GPU busy: eight on each of 132 multiprocessors."""
+
+SEQUENCE_FIELDS = tl.constexpr(4)
+STATUS_FIELD = tl.constexpr(0)
+LENGTH_FIELD = tl.constexpr(1)
+TARGET_OFFSET_FIELD = tl.constexpr(2)
+DRAFT_OFFSET_FIELD = tl.constexpr(3)
+
+POSITION_FIELDS = tl.constexpr(8)
+TOKEN_FIELD = tl.constexpr(0)
+TARGET_LOGIT_FIELD = tl.constexpr(1)
+ACCEPT_FIELD = tl.constexpr(2)
+EMISSION_FIELD = tl.constexpr(3)
+DRAFT_LOGIT_FIELD = tl.constexpr(4)
+DRAFT_ROW_MAX_FIELD = tl.constexpr(5)
+DRAFT_THRESHOLD_FIELD = tl.constexpr(6)
+DRAFT_WEIGHT_SUM_FIELD = tl.constexpr(7)
+
+
+def shard_size(vocab: int) -> int:
+    """Return the ids of one vocabulary shard: a function of the vocabulary alone, so no result depends on the batch.
+
+    Example:
+        >>> shard_size(5), shard_size(1000), shard_size(128256)
+        (32, 1024, 8192)
+    """
+    return min(MAX_BLOCK, max(32, power_of_two(vocab)))
+
+
+def power_of_two(value: int) -> int:
+    """Return the smallest power of two that is not below a positive value."""
+    return 1 << (value - 1).bit_length()
+
+
+def num_shards(vocab: int) -> int:
+    """Return the number of shards of a row.
+
+    Raises:
+        ValueError: the vocabulary has more shards than one program can merge.
+    """
+    shards = -(-vocab // shard_size(vocab))
+    if shards > MAX_SHARDS:
+        raise ValueError(f"vocab: expected at most {MAX_SHARDS * shard_size(vocab)} on the Triton backend, got {vocab}")
+    return shards
+
+
+def shards_per_program(rows: int, shards: int) -> int:
+    """Return how many shards of a row one program goes through, which changes nothing but the time it takes.
+
+    One where there are few rows, so that a single sequence fills the machine; more where there are many, so that a
+    program's fixed cost is spread.
+
+    Example:
+        >>> shards_per_program(9, 16), shards_per_program(288, 16), shards_per_program(4096, 16)
+        (1, 4, 16)
+    """
+    return max(1, min(shards, rows * shards // ENOUGH_PROGRAMS))

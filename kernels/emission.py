@@ -1,0 +1,122 @@
+"""Device functions of the draw: weights of the row that emits, and the hierarchical inverse CDF.
+
+The residual is taken between weights rather than probabilities: with W the weight sum of a row,
+
+    residual = max(target_weight - draft_weight * (W_target / W_draft), 0)
+
+so rows with equal numbers cancel to exactly 0, whether or not the product is fused with the difference.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from . import contract
+from .blocks import NO_ID, exponent_scale, flag, load_shard, safe_shift, shifted_weights, weights_float64
+from .decide import merge_rows, row_filter
+
+
+@triton.jit
+def round_up(value):
+    """Return the smallest float32 that is not below a float64, so that comparing float32 values needs no float64."""
+    near = value.to(tl.float32)
+    bits = near.to(tl.int32, bitcast=True)
+    above = tl.where(near == 0.0, 1, tl.where(near > 0.0, bits + 1, bits - 1)).to(tl.float32, bitcast=True)
+    return tl.where(near.to(tl.float64) < value, above, near)
+
+
+@triton.jit
+def load_shards(buffers, row, num_shards, temperature, IS_PROBS: tl.constexpr, BLOCK_SHARDS: tl.constexpr):
+    """Return maxima and masses (in units of the row maximum) of the shards of one row, and the row maximum."""
+    shard_max_ptr, shard_sum_ptr, _, _, _, _ = buffers
+    shards = tl.arange(0, BLOCK_SHARDS)
+    inside = shards < num_shards
+    maxima = tl.load(shard_max_ptr + row * num_shards + shards, mask=inside, other=float("-inf"))
+    sums = tl.load(shard_sum_ptr + row * num_shards + shards, mask=inside, other=0.0)
+    row_max = tl.max(maxima, axis=0).to(tl.float64)
+    factor = weights_float64(maxima.to(tl.float64), row_max, temperature, IS_PROBS)
+    return maxima, tl.where(maxima == float("-inf"), sums, sums * factor), row_max
+
+
+@triton.jit
+def draft_facts(
+    buffers, sizes, sequence, index, wanted, temperature, target_sum,
+    HAS_DRAFT: tl.constexpr, HAS_RECEIPT: tl.constexpr, IS_PROBS: tl.constexpr, BLOCK_SHARDS: tl.constexpr,
+):  # fmt: skip
+    """Return (removed id or -1, shift, scale, threshold, factor) of the draft row that a residual subtracts.
+
+    A point mass, and the arg-max of a greedy draft, holds the whole draft mass: removing its id is the residual.
+    """
+    gamma, num_shards, rows_per_sequence = sizes
+    _, _, _, _, _, records_ptr = buffers
+    record_ptr = records_ptr + (sequence * (gamma + 1) + index) * contract.POSITION_FIELDS
+    removed = tl.load(record_ptr + contract.TOKEN_FIELD, mask=wanted, other=-1.0).to(tl.int32)
+    shift = tl.full((), 0.0, tl.float32)
+    scale = tl.full((), 1.0, tl.float32)
+    threshold = tl.full((), float("-inf"), tl.float32)
+    factor = tl.full((), 0.0, tl.float32)
+    if HAS_DRAFT:
+        greedy = flag(temperature == 0.0)
+        one = tl.zeros((1,), tl.int64)
+        if HAS_RECEIPT:
+            row_max = tl.load(record_ptr + contract.DRAFT_ROW_MAX_FIELD, mask=wanted, other=0.0)
+            threshold = round_up(tl.load(record_ptr + contract.DRAFT_THRESHOLD_FIELD, mask=wanted, other=0.0))
+            weight_sum = tl.load(record_ptr + contract.DRAFT_WEIGHT_SUM_FIELD, mask=wanted, other=1.0)
+        else:
+            rows = one + sequence * rows_per_sequence + gamma + 1 + index
+            mask = (one == 0) & wanted
+            maxima, sums, argmax = merge_rows(buffers, rows, mask, num_shards, temperature, IS_PROBS, BLOCK_SHARDS)
+            thresholds, sums = row_filter(buffers, rows, mask & ~greedy, sums)
+            row_max = tl.max(maxima, axis=0)
+            threshold = tl.max(thresholds, axis=0)
+            weight_sum = tl.max(sums, axis=0)
+            removed = tl.where(greedy, tl.min(argmax, axis=0), removed)
+        removed = tl.where(wanted & greedy, removed, -1)
+        shift = safe_shift(row_max.to(tl.float32), IS_PROBS)
+        scale = exponent_scale(tl.where(greedy, 1.0, temperature), IS_PROBS)
+        factor = tl.where(wanted & ~greedy, target_sum / weight_sum, 0.0).to(tl.float32)
+    return removed, shift, scale, threshold, factor
+
+
+@triton.jit
+def kept_weights(
+    row_ptr, first, vocab, shift, scale, threshold,
+    IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, SHARD: tl.constexpr,
+):  # fmt: skip
+    """Return the float32 weights of a shard, 0 for ids that a filter drops."""
+    values = load_shard(row_ptr, first, vocab, IS_PROBS, ALIGNED, SHARD)
+    weights = shifted_weights(values, shift, scale, IS_PROBS)
+    return tl.where(values >= threshold, weights, 0.0)
+
+
+@triton.jit
+def emission_weights(
+    target_row_ptr, draft_row_ptr, first, vocab, target_shift, target_scale, target_threshold, draft,
+    TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr, HAS_DRAFT: tl.constexpr,
+    ALIGNED: tl.constexpr, SHARD: tl.constexpr,
+):  # fmt: skip
+    """Return (target weights, weights drawn from) of a shard: the same numbers in every kernel that asks."""
+    removed, draft_shift, draft_scale, draft_threshold, factor = draft
+    kept = kept_weights(
+        target_row_ptr, first, vocab, target_shift, target_scale, target_threshold, TARGET_IS_PROBS, ALIGNED, SHARD
+    )
+    drawn = kept
+    if HAS_DRAFT:
+        if factor > 0.0:
+            subtrahend = kept_weights(
+                draft_row_ptr, first, vocab, draft_shift, draft_scale, draft_threshold, DRAFT_IS_PROBS, ALIGNED, SHARD
+            )
+            drawn = kept - subtrahend * factor
+    column = tl.arange(0, SHARD) + first.to(tl.int32)
+    return kept, tl.where((drawn > 0.0) & (column != removed), drawn, 0.0)
+
+
+@triton.jit
+def pick(ids, masses, wanted):
+    """Return the first id with mass whose prefix exceeds `wanted`, else the last id with mass."""
+    prefix = tl.cumsum(masses, axis=0)
+    exceeds = (masses > 0.0) & (prefix > wanted)
+    first = tl.min(tl.where(exceeds, ids, NO_ID), axis=0)
+    last = tl.max(tl.where(masses > 0.0, ids, -1), axis=0)
+    return tl.minimum(first, last)

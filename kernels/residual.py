@@ -1,0 +1,78 @@
+"""Residual masses: of every vocabulary shard of the rows that emit, where the statistics cannot tell them.
+
+One program reads some shards of one target row and, where a residual is wanted, of its draft row, once:
+
+    residual_mass = sum(max(target_weight - draft_weight * (W_target / W_draft), 0))
+
+and, for the same price, `kept_mass`, the sum of the target weights that the filters keep. Bytes per logit: the target's
+size and the draft's, nothing written; 8 or 16 bytes written a shard. Sequences that draw from an unfiltered target row
+(all accepted, greedy, nothing to subtract) return at once: their shard sums are known.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from . import contract
+from .blocks import as_groups, exponent_scale, kernel, sum_groups
+from .decide import decide, load_sequence, row_filter
+from .emission import draft_facts, emission_weights, load_shards
+
+
+@kernel
+def residual_mass(
+    residual_mass_ptr, kept_mass_ptr,  # (batch, num_shards)
+    shard_max_ptr, shard_sum_ptr, shard_argmax_ptr,  # (batch, rows_per_sequence, num_shards)
+    row_threshold_ptr, row_sum_ptr,  # (batch, rows_per_sequence)
+    records_ptr, integers_ptr, temperatures_ptr,
+    target_logits_ptr, stride_target_row, draft_logits_ptr, stride_draft_row,
+    gamma, vocab, num_shards, rows_per_sequence, shards_per_program,
+    ALIGNED: tl.constexpr, HAS_RECEIPT: tl.constexpr, TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr,
+    SHARD: tl.constexpr, BLOCK_SHARDS: tl.constexpr, BLOCK_POSITIONS: tl.constexpr,
+):  # fmt: skip
+    """Grid (batch, ceil(num_shards / shards_per_program))."""
+    sequence = tl.program_id(0).to(tl.int64)
+    first_shard = tl.program_id(1).to(tl.int64) * shards_per_program
+    HAS_DRAFT: tl.constexpr = draft_logits_ptr is not None
+    buffers = (shard_max_ptr, shard_sum_ptr, shard_argmax_ptr, row_threshold_ptr, row_sum_ptr, records_ptr)
+    sizes = (gamma, num_shards, rows_per_sequence)
+    status, length, target_offset, draft_offset, temperature, draft_temperature = load_sequence(
+        integers_ptr, temperatures_ptr, sequence
+    )
+    if ((status & contract.INVALID_ARGUMENT) != 0) | (temperature == 0.0):
+        return
+    index, _, wanted = decide(
+        buffers, sizes, sequence, length, temperature, draft_temperature,
+        HAS_DRAFT, HAS_RECEIPT, TARGET_IS_PROBS, DRAFT_IS_PROBS, BLOCK_SHARDS, BLOCK_POSITIONS,
+    )  # fmt: skip
+    row = sequence * rows_per_sequence + index
+    _, masses, row_max = load_shards(buffers, row, num_shards, temperature, TARGET_IS_PROBS, BLOCK_SHARDS)
+    weight_sum = tl.sum(masses, axis=0)
+    if not (weight_sum > 0.0):
+        return
+    one = tl.zeros((1,), tl.int64)
+    thresholds, sums = row_filter(buffers, one + row, one == 0, weight_sum + one)
+    threshold = tl.max(thresholds, axis=0)
+    if (not wanted) & (threshold == float("-inf")):
+        return
+    draft = draft_facts(
+        buffers, sizes, sequence, index, wanted, draft_temperature, tl.max(sums, axis=0),
+        HAS_DRAFT, HAS_RECEIPT, DRAFT_IS_PROBS, BLOCK_SHARDS,
+    )  # fmt: skip
+    target_row_ptr = target_logits_ptr + (target_offset + index * stride_target_row)
+    draft_row_ptr = target_row_ptr
+    if HAS_DRAFT:
+        draft_row_ptr = draft_logits_ptr + (draft_offset + index * stride_draft_row)
+    scale = exponent_scale(temperature, TARGET_IS_PROBS)
+    shift = row_max.to(tl.float32)
+    for step in range(0, tl.minimum(shards_per_program, num_shards - first_shard)):
+        shard = first_shard + step
+        kept, drawn = emission_weights(
+            target_row_ptr, draft_row_ptr, shard * SHARD, vocab, shift, scale, threshold, draft,
+            TARGET_IS_PROBS, DRAFT_IS_PROBS, HAS_DRAFT, ALIGNED, SHARD,
+        )  # fmt: skip
+        entry = sequence * num_shards + shard
+        tl.store(residual_mass_ptr + entry, tl.sum(sum_groups(as_groups(drawn)).to(tl.float64), axis=0))
+        if kept_mass_ptr is not None:
+            tl.store(kept_mass_ptr + entry, tl.sum(sum_groups(as_groups(kept)).to(tl.float64), axis=0))
