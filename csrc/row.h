@@ -112,15 +112,19 @@ static void merge_masses(const Row& row, const Law& law, RowStatistics* statisti
   }
 }
 
+// Mass of a shard relative to its largest value.
+static inline double whole_mass(const Row& row, const Law& law, const Entries& entries, float largest) {
+  const bool weighs = largest > (row.is_probs ? 0.0f : -__builtin_inff());
+  return weighs ? sum_weights<false>(law, entries, largest, 0.0f) : 0.0;
+}
+
 static void unfiltered_statistics(const Row& row, const Law& law, Executor executor, RowStatistics* statistics) {
   for_shards(executor, num_shards(row.vocab), [&](int64_t shard) {
     alignas(64) float buffer[SHARD];
     const Entries entries = load_shard(row, shard, buffer);
     const float largest = judged_largest(row, entries);
     statistics->shard_largest[shard] = largest;
-    const bool weighs = largest > (row.is_probs ? 0.0f : -__builtin_inff());
-    statistics->shard_mass[shard] =
-        weighs ? sum_weights<false>(law, entries, largest, 0.0f) : 0.0;
+    statistics->shard_mass[shard] = whole_mass(row, law, entries, largest);
   });
   statistics->threshold = -__builtin_inf();
   statistics->float_threshold = -__builtin_inff();

@@ -11,11 +11,11 @@ struct Workspace {
   void* memory;
 };
 
-// One allocation of num_shards(vocab) * 32 bytes, and with filters vocab / 16 bytes and 40 kB more.
+// One allocation of num_shards(vocab) * 32 bytes, and with filters vocab / 32 bytes and 66 kB more.
 static Workspace make_workspace(int64_t vocab, bool filtered) {
   const size_t shards = static_cast<size_t>(num_shards(vocab));
   const size_t blocks = filtered ? static_cast<size_t>(num_blocks(vocab)) : 0;
-  const size_t room = filtered ? static_cast<size_t>(candidate_room(vocab)) : 0;
+  const size_t room = filtered ? static_cast<size_t>(CAPACITY + BLOCK) : 0;
   const size_t doubles = 3 * shards + (filtered ? CAPACITY + BINS : 0);
   const size_t floats = 2 * shards + blocks + room;
   Workspace workspace;
@@ -66,15 +66,21 @@ static double filtered_mass(const Row& row, const Law& law, int64_t shard, const
 
 static void filtered_statistics(const Row& row, const Law& law, const Parameters& parameters, Executor executor,
                                 const FilterScratch& scratch, RowStatistics* statistics) {
+  // top-p of the whole row needs its mass, of which top-k alone leaves little.
+  const bool sums = parameters.top_p < 1.0 && parameters.top_k == row.vocab;
   for_shards(executor, num_shards(row.vocab), [&](int64_t shard) {
     alignas(64) float buffer[SHARD];
     const Entries entries = load_shard(row, shard, buffer);
-    statistics->shard_largest[shard] = judged_largest(row, entries);
+    const float largest = judged_largest(row, entries);
+    statistics->shard_largest[shard] = largest;
     measure_blocks(entries, scratch.block_largest + shard * (SHARD / BLOCK));
+    if (sums) statistics->shard_mass[shard] = whole_mass(row, law, entries, largest);
   });
   statistics->valid = merge_largest(row, statistics);
   if (!statistics->valid) return;
-  statistics->threshold = filter_threshold({row, law, statistics->row_max, scratch}, parameters);
+  if (sums) merge_masses(row, law, statistics);
+  const double total = sums ? statistics->weight_sum : __builtin_nan("");
+  statistics->threshold = filter_threshold({row, law, statistics->row_max, scratch}, parameters, total);
   statistics->float_threshold = ceil_to_float(statistics->threshold);
   for_shards(executor, num_shards(row.vocab), [&](int64_t shard) {
     statistics->shard_mass[shard] = filtered_mass(row, law, shard, scratch.block_largest,
