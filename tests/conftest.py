@@ -14,6 +14,8 @@ import torch
 
 import specker
 
+from . import interpreter
+
 BACKENDS = ("reference", "cpp", "triton")
 
 
@@ -30,6 +32,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     chosen = metafunc.config.getoption("--backend")
     metafunc.parametrize("backend", [chosen] if chosen else BACKENDS)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_interpreter() -> None:
+    interpreter.replace_language_once()
 
 
 @pytest.fixture

@@ -141,6 +141,25 @@ def test_sample_and_verify_agree_on_what_is_greedy(
     assert checked.status.tolist() == [0] * 32
 
 
+@fault("B55")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 9.9e-6, 1e-5, 1.1e-5])
+def test_a_draft_row_that_a_greedy_sequence_does_not_read_may_hold_anything(
+    temperature: float, dtype: torch.dtype, device: torch.device
+) -> None:
+    given = torch.tensor([temperature], dtype=dtype, device=device)
+    result = specker.verify(
+        torch.tensor([[1]], device=device),
+        torch.tensor([[[0.0, 1.0, 0.0]] * 2], device=device),
+        torch.full((1, 1, 3), float("nan"), device=device),
+        temperature=given,
+        seed=0,
+    )
+    greedy = float(given[0]) < 1e-5
+    assert result.status.tolist() == [0 if greedy else specker.Status.DRAFT_INVALID]
+    assert result.token_ids.tolist() == [[1, 1] if greedy else [1, -1]]
+
+
 @fault("B59")
 def test_no_random_number_reaches_a_greedy_sequence(device: torch.device) -> None:
     target = cases.random_rows(2, 3, 11).to(device)
@@ -163,7 +182,7 @@ def test_no_random_number_reaches_a_greedy_sequence(device: torch.device) -> Non
 def test_a_missing_extension_is_said_before_anything_runs(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if backend != "cpp":
         pytest.skip("only the C++ extension can be missing from an installed package")
-    monkeypatch.setattr(operators, "_HAS_EXTENSION", False)
+    monkeypatch.setattr(operators, "_EXTENSION", False)
     with (
         pytest.raises(specker.BackendUnavailableError, match=r"the C\+\+ extension specker\._C is not installed"),
         specker.backend("cpp"),
