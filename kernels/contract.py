@@ -27,6 +27,14 @@ VERIFY_PURPOSE = 1
 
 MAX_BLOCK = 8192
 """Most logits of a vocabulary shard, one tile: 32 a thread with 8 warps, four 128-bit loads of bfloat16."""
+NUM_BINS = 1024
+"""Bins of the histogram that narrows down a filter's threshold."""
+MAX_CANDIDATES = 1024
+"""Values around a threshold that are compared with one another rather than counted in bins."""
+MAX_FILTER_PROGRAMS = 528
+"""Programs of the filter kernel, which go through the rows in turn: its scratch does not grow with the batch."""
+FILTER_WARPS = 16
+"""Warps of a program that filters one whole row."""
 BLOCK_POSITIONS = 8
 """Positions of a sequence decided at once."""
 STREAM_WARPS = 8

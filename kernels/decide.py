@@ -56,9 +56,9 @@ def merge_rows(buffers, rows, mask, num_shards, temperature, IS_PROBS: tl.conste
 
 @triton.jit
 def row_filter(buffers, rows, mask, weight_sum):
-    """Return the float32 threshold of a block of rows (-inf: not filtered) and their weight sums above it."""
+    """Return the threshold of a block of rows (-inf: not filtered) and the weight sums that it keeps."""
     _, _, _, row_threshold_ptr, row_sum_ptr, _ = buffers
-    threshold = tl.full((rows.shape[0],), float("-inf"), tl.float32)
+    threshold = tl.full((rows.shape[0],), float("-inf"), tl.float64)
     if row_threshold_ptr is not None:
         threshold = tl.load(row_threshold_ptr + rows, mask=mask, other=float("-inf"))
         filtered = mask & (threshold > float("-inf"))
@@ -80,7 +80,7 @@ def token_probs(
     logit = tl.load(records, mask=mask, other=0.0)
     weight = weights_float64(logit, row_max, tl.where(greedy, 1.0, temperature), IS_PROBS)
     threshold, weight_sum = row_filter(buffers, rows, mask & valid & ~greedy, weight_sum)
-    weight = tl.where(logit >= threshold.to(tl.float64), weight, 0.0)
+    weight = tl.where(logit >= threshold, weight, 0.0)
     prob = tl.where(greedy, tl.where(token == argmax, 1.0, 0.0), weight / weight_sum)
     return tl.where(valid & mask & (token >= 0), prob, 0.0), valid
 

@@ -54,14 +54,14 @@ def draft_facts(
     removed = tl.load(record_ptr + contract.TOKEN_FIELD, mask=wanted, other=-1.0).to(tl.int32)
     shift = tl.full((), 0.0, tl.float32)
     scale = tl.full((), 1.0, tl.float32)
-    threshold = tl.full((), float("-inf"), tl.float32)
+    threshold = tl.full((), float("-inf"), tl.float64)
     factor = tl.full((), 0.0, tl.float32)
     if HAS_DRAFT:
         greedy = flag(temperature == 0.0)
         one = tl.zeros((1,), tl.int64)
         if HAS_RECEIPT:
             row_max = tl.load(record_ptr + contract.DRAFT_ROW_MAX_FIELD, mask=wanted, other=0.0)
-            threshold = round_up(tl.load(record_ptr + contract.DRAFT_THRESHOLD_FIELD, mask=wanted, other=0.0))
+            threshold = tl.load(record_ptr + contract.DRAFT_THRESHOLD_FIELD, mask=wanted, other=0.0)
             weight_sum = tl.load(record_ptr + contract.DRAFT_WEIGHT_SUM_FIELD, mask=wanted, other=1.0)
         else:
             rows = one + sequence * rows_per_sequence + gamma + 1 + index
@@ -76,7 +76,7 @@ def draft_facts(
         shift = safe_shift(row_max.to(tl.float32), IS_PROBS)
         scale = exponent_scale(tl.where(greedy, 1.0, temperature), IS_PROBS)
         factor = tl.where(wanted & ~greedy, target_sum / weight_sum, 0.0).to(tl.float32)
-    return removed, shift, scale, threshold, factor
+    return removed, shift, scale, round_up(threshold), factor
 
 
 @triton.jit

@@ -13,7 +13,7 @@ import triton.language as tl
 from . import contract
 from .blocks import exponent_scale, flag, kernel, safe_shift, weights_float64
 from .decide import decide, load_sequence, merge_rows, row_filter, score
-from .emission import draft_facts, emission_weights, load_shards, pick
+from .emission import draft_facts, emission_weights, load_shards, pick, round_up
 
 
 @triton.jit
@@ -39,6 +39,7 @@ def draw(
     one = tl.zeros((1,), tl.int64)
     thresholds, sums = row_filter(buffers, one + row, one == 0, weight_sum + one)
     threshold = tl.max(thresholds, axis=0)
+    floor = round_up(threshold)
     scale = exponent_scale(temperature, TARGET_IS_PROBS)
     removed, draft_shift, draft_scale, draft_threshold, factor = draft_facts(
         buffers, sizes, sequence, index, wanted, draft_temperature, tl.max(sums, axis=0),
@@ -60,7 +61,7 @@ def draw(
         home_max = tl.max(tl.where(shards == home, maxima, float("-inf")), axis=0)
         _, others = emission_weights(
             target_row_ptr, draft_row_ptr, home.to(tl.int64) * SHARD, vocab,
-            safe_shift(home_max, TARGET_IS_PROBS), scale, threshold,
+            safe_shift(home_max, TARGET_IS_PROBS), scale, floor,
             (removed, draft_shift, draft_scale, draft_threshold, factor),
             TARGET_IS_PROBS, DRAFT_IS_PROBS, False, ALIGNED, SHARD,
         )  # fmt: skip
@@ -84,7 +85,7 @@ def draw(
     shift = tl.where(by_shard, shard_max, row_max.to(tl.float32))
     first = shard.to(tl.int64) * SHARD
     _, drawn = emission_weights(
-        target_row_ptr, draft_row_ptr, first, vocab, safe_shift(shift, TARGET_IS_PROBS), scale, threshold,
+        target_row_ptr, draft_row_ptr, first, vocab, safe_shift(shift, TARGET_IS_PROBS), scale, floor,
         (removed, draft_shift, draft_scale, draft_threshold, factor),
         TARGET_IS_PROBS, DRAFT_IS_PROBS, HAS_DRAFT, ALIGNED, SHARD,
     )  # fmt: skip
@@ -228,6 +229,6 @@ def emit_tokens(
             HAS_DRAFT, HAS_RECEIPT, TARGET_IS_PROBS, DRAFT_IS_PROBS, BLOCK_SHARDS, BLOCK_POSITIONS,
         )  # fmt: skip
     if receipt_ptr is not None:
-        threshold = tl.where(greedy, row_max, threshold.to(tl.float64))
+        threshold = tl.where(greedy, row_max, threshold)
         weight_sum = tl.where(greedy, 1.0, weight_sum)
         write_receipt(receipt_ptr, sequence, emits, logit, row_max, threshold, weight_sum)

@@ -17,7 +17,7 @@ import triton.language as tl
 from . import contract
 from .blocks import as_groups, exponent_scale, kernel, sum_groups
 from .decide import decide, load_sequence, row_filter
-from .emission import draft_facts, emission_weights, load_shards
+from .emission import draft_facts, emission_weights, load_shards, round_up
 
 
 @kernel
@@ -66,10 +66,11 @@ def residual_mass(
         draft_row_ptr = draft_logits_ptr + (draft_offset + index * stride_draft_row)
     scale = exponent_scale(temperature, TARGET_IS_PROBS)
     shift = row_max.to(tl.float32)
+    floor = round_up(threshold)
     for step in range(0, tl.minimum(shards_per_program, num_shards - first_shard)):
         shard = first_shard + step
         kept, drawn = emission_weights(
-            target_row_ptr, draft_row_ptr, shard * SHARD, vocab, shift, scale, threshold, draft,
+            target_row_ptr, draft_row_ptr, shard * SHARD, vocab, shift, scale, floor, draft,
             TARGET_IS_PROBS, DRAFT_IS_PROBS, HAS_DRAFT, ALIGNED, SHARD,
         )  # fmt: skip
         entry = sequence * num_shards + shard

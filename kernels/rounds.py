@@ -15,11 +15,13 @@ import torch
 
 from . import contract
 from .emit import emit_tokens
+from .filters import filter_thresholds
 from .residual import residual_mass
 from .statistics import row_statistics
 
 # Stated for every launch: the compiler's default differs between releases, and answers must not.
 LAUNCH = {"num_warps": contract.STREAM_WARPS, "enable_fp_fusion": False}
+FILTER_LAUNCH = {"num_warps": contract.FILTER_WARPS, "enable_fp_fusion": False}
 
 
 class Parameters(NamedTuple):
@@ -92,7 +94,7 @@ def run_round(inputs: Inputs, outputs: Outputs) -> None:
         scratch(inputs.batch, rows, shards, dtype=torch.int32),
     )
     thresholds = (
-        (scratch(inputs.batch, rows, dtype=torch.float32), scratch(inputs.batch, rows)) if filtered else (None, None)
+        (scratch(inputs.batch, rows), scratch(inputs.batch, rows)) if filtered else (None, None)
     )
     masses = (
         scratch(inputs.batch, shards) if reduced else None,
@@ -106,6 +108,11 @@ def run_round(inputs: Inputs, outputs: Outputs) -> None:
     flags = {"TARGET_IS_PROBS": inputs.target_is_probs, "DRAFT_IS_PROBS": inputs.draft_is_probs}
     blocks = {"SHARD": contract.shard_size(vocab), "ALIGNED": _aligned(target, draft)}
     merge = {"BLOCK_SHARDS": contract.power_of_two(shards), "BLOCK_POSITIONS": contract.BLOCK_POSITIONS}
+    bins = {
+        "NUM_BINS": contract.NUM_BINS,
+        "MAX_CANDIDATES": contract.MAX_CANDIDATES,
+        "FITS": vocab <= contract.MAX_CANDIDATES,
+    }
 
     with _on_device(target):
         per_program = contract.shards_per_program(inputs.batch * rows, shards)
@@ -116,6 +123,16 @@ def run_round(inputs: Inputs, outputs: Outputs) -> None:
             FLAT=inputs.flat, PURPOSE=inputs.purpose, BLOCK_POSITIONS=contract.BLOCK_POSITIONS,
             **flags, **blocks, **LAUNCH,
         )  # fmt: skip
+        if filtered:
+            programs = min(inputs.batch * rows, contract.MAX_FILTER_PROGRAMS)
+            filter_thresholds[(programs,)](
+                *thresholds, scratch(programs, contract.NUM_BINS, dtype=torch.int32),
+                scratch(programs, contract.NUM_BINS, dtype=torch.int64),
+                scratch(programs, contract.MAX_CANDIDATES, dtype=torch.float32),
+                *statistics, integers, temperatures, *rows_read, *_spread(*inputs.parameters[1:]),
+                *_spread(*inputs.draft_parameters[1:]), *sizes, inputs.batch * rows,
+                **flags, **blocks, **bins, BLOCK_SHARDS=merge["BLOCK_SHARDS"], **FILTER_LAUNCH,
+            )  # fmt: skip
         has_receipt = inputs.receipt is not None
         if reduced:
             per_program = contract.shards_per_program(inputs.batch, shards)
