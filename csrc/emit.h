@@ -15,12 +15,6 @@ struct Pick {
   double rest;    // what of the wanted mass lies inside the picked entry
 };
 
-static double total_mass(const double* masses, int64_t count) {
-  double total = 0.0;
-  for (int64_t index = 0; index < count; ++index) total += masses[index];
-  return total;
-}
-
 // The first entry whose prefix exceeds `wanted`, else the last with mass.
 template <class Mass>
 static Pick pick(const Mass* masses, int64_t count, double wanted) {
@@ -33,6 +27,18 @@ static Pick pick(const Mass* masses, int64_t count, double wanted) {
     if (prefix > wanted) break;
   }
   return picked;
+}
+
+// The same for the weights of a shard, 64 at a time.
+static Pick pick_entry(const float* weights, int64_t count, double wanted) {
+  double sums[SHARD / LANES];
+  for (int64_t begin = 0; begin < count; begin += LANES) {
+    sums[begin / LANES] = fixed_sum(weights + begin, count - begin < LANES ? count - begin : LANES);
+  }
+  const Pick part = pick(sums, ceil_div(count, LANES), wanted);
+  const int64_t begin = part.index * LANES;
+  const Pick entry = pick(weights + begin, count - begin < LANES ? count - begin : LANES, part.rest);
+  return {begin + entry.index, entry.rest};
 }
 
 static void shard_weights(const Sampled& sampled, int64_t shard, float largest, float* weights) {
@@ -57,20 +63,13 @@ static int64_t draw_from_row(const Sampled& sampled, double uniform) {
   if (sampled.parameters.greedy) return sampled.statistics.argmax;
   const int64_t shards = num_shards(sampled.row.vocab);
   const double* masses = sampled.statistics.shard_mass;
-  const Pick shard = pick(masses, shards, uniform * total_mass(masses, shards));
+  const Pick shard = pick(masses, shards, uniform * fixed_sum(masses, shards));
   const float largest = sampled.statistics.shard_largest[shard.index];
   alignas(64) float weights[SHARD];
   shard_weights(sampled, shard.index, largest, weights);
   const double scale = shard_scale(sampled, largest) * sampled.statistics.weight_sum;
-  const Pick entry = pick(weights, shard_size(sampled.row, shard.index), shard.rest / scale);
+  const Pick entry = pick_entry(weights, shard_size(sampled.row, shard.index), shard.rest / scale);
   return shard.index * SHARD + entry.index;
-}
-
-static double sum_of_weights(const float* weights, int64_t count) {
-  double sum = 0.0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t index = 0; index < count; ++index) sum += static_cast<double>(weights[index]);
-  return sum;
 }
 
 // Draws from the row with one token removed; returns -1 if nothing else has mass.
@@ -78,49 +77,115 @@ static int64_t draw_without(const Sampled& sampled, int64_t removed, double unif
   const int64_t shards = num_shards(sampled.row.vocab), removed_shard = removed / SHARD;
   for (int64_t shard = 0; shard < shards; ++shard) masses[shard] = sampled.statistics.shard_mass[shard];
   alignas(64) float weights[SHARD];
-  int64_t weighed = -1;
   const auto weigh_shard = [&](int64_t shard) {
     const float largest = sampled.statistics.shard_largest[shard];
     shard_weights(sampled, shard, largest, weights);
     if (shard == removed_shard) weights[removed - shard * SHARD] = 0.0f;
-    weighed = shard;
     return shard_scale(sampled, largest) * sampled.statistics.weight_sum;
   };
   if (masses[removed_shard] > 0.0) {
     const double scale = weigh_shard(removed_shard);
-    masses[removed_shard] = sum_of_weights(weights, shard_size(sampled.row, removed_shard)) * scale;
+    masses[removed_shard] = fixed_sum(weights, shard_size(sampled.row, removed_shard)) * scale;
   }
-  const double total = total_mass(masses, shards);
+  const double total = fixed_sum(masses, shards);
   if (!(total > 0.0 && total < __builtin_inf())) return -1;
   const Pick shard = pick(masses, shards, uniform * total);
   const double scale = weigh_shard(shard.index);
-  const Pick entry = pick(weights, shard_size(sampled.row, shard.index), shard.rest / scale);
+  const Pick entry = pick_entry(weights, shard_size(sampled.row, shard.index), shard.rest / scale);
   return shard.index * SHARD + entry.index;
 }
 
-// Writes max(target - draft, 0) of a shard, in units of the scale that is returned; 0 if the target has no mass there.
-static double shard_residual(const Sampled& target, const Sampled& draft, int64_t shard, float* residual) {
-  if (!(target.statistics.shard_mass[shard] > 0.0)) return 0.0;
+// The two scales of a shard's weights, as a ratio in two floats: exactly 1 for equal rows, whose residual is then 0.
+struct ScaleRatio {
+  float high;
+  float low;
+};
+
+static inline ScaleRatio scale_ratio(double ratio) {
+  // Capped: 0 * inf would be NaN.
+  if (!(ratio < 1e38)) return {1e38f, 0.0f};
+  const float high = static_cast<float>(ratio);
+  return {high, static_cast<float>(ratio - high)};
+}
+
+SPECKER_INLINE float residual_of(float target, float draft, const ScaleRatio& ratio) {
+  const float residual = fused(-draft, ratio.low, fused(-draft, ratio.high, target));
+  return residual > 0.0f ? residual : 0.0f;
+}
+
+// Overwrites the target's weights with the residual and returns its sum.
+static double subtract_weights(const float* draft_weights, int64_t padded, const ScaleRatio& ratio, float* weights) {
+#pragma omp simd
+  for (int64_t index = 0; index < padded; ++index) {
+    weights[index] = residual_of(weights[index], draft_weights[index], ratio);
+  }
+  return fixed_sum(weights, padded);
+}
+
+// The same straight from two rows of logits.
+template <bool FILTERED>
+static double subtract_logits(const Sampled& target, const Sampled& draft, const Entries& target_entries,
+                              const Entries& draft_entries, float target_largest, float draft_largest,
+                              const ScaleRatio& ratio, float* residual) {
+  const float target_threshold = target.statistics.float_threshold, draft_threshold = draft.statistics.float_threshold;
+  const ExponentialScale target_scale = target.law.scale, draft_scale = draft.law.scale;
+  double lanes[LANES] = {};
+  for (int64_t begin = 0; begin < target_entries.padded; begin += CHUNK) {
+    fetch_ahead(target_entries, target_entries.values + begin);
+    fetch_ahead(draft_entries, draft_entries.values + begin);
+#pragma omp simd
+    for (int64_t lane = 0; lane < LANES; ++lane) {
+      float sum = 0.0f;
+#pragma GCC unroll 8
+      for (int64_t part = 0; part < CHUNK; part += LANES) {
+        const float target_value = target_entries.values[begin + part + lane];
+        const float draft_value = draft_entries.values[begin + part + lane];
+        float target_weight = exponential(target_value - target_largest, target_scale);
+        float draft_weight = exponential(draft_value - draft_largest, draft_scale);
+        if (FILTERED) {
+          target_weight = target_value >= target_threshold ? target_weight : 0.0f;
+          draft_weight = draft_value >= draft_threshold ? draft_weight : 0.0f;
+        }
+        const float rest = residual_of(target_weight, draft_weight, ratio);
+        residual[begin + part + lane] = rest;
+        sum += rest;
+      }
+      lanes[lane] += static_cast<double>(sum);
+    }
+  }
+  return fixed_sum(lanes, LANES);
+}
+
+struct ShardResidual {
+  double sum;
+  double scale;  // of the residual's entries and sum to probabilities
+};
+
+// Writes max(target - draft, 0) of a shard, in units of the target's scale.
+static ShardResidual shard_residual(const Sampled& target, const Sampled& draft, int64_t shard, float* residual) {
+  if (!(target.statistics.shard_mass[shard] > 0.0)) return {0.0, 0.0};
   const float target_largest = target.statistics.shard_largest[shard];
   const double scale = shard_scale(target, target_largest);
-  if (!(scale > 0.0)) return 0.0;
-  alignas(64) float buffer[SHARD], draft_weights[SHARD];
-  shard_weights(target, shard, target_largest, residual);
-  const Entries entries = load_shard(draft.row, shard, buffer);
-  const float draft_largest = measure_entries(draft.row, entries).largest;
-  if (!(draft_largest > (draft.row.is_probs ? 0.0f : -__builtin_inff()))) return scale;
-  kept_weights(draft.law, entries, draft_largest, draft.statistics.float_threshold,
-               draft_weights);
-  // In two floats, and exactly 1 for equal rows, whose residual is then exactly 0. Capped: 0 * inf would be NaN.
-  const double ratio = shard_scale(draft, draft_largest) / scale;
-  const float high = ratio < 1e38 ? static_cast<float>(ratio) : 1e38f;
-  const float low = ratio < 1e38 ? static_cast<float>(ratio - high) : 0.0f;
-#pragma omp simd
-  for (int64_t index = 0; index < entries.padded; ++index) {
-    const float rest = fused(-draft_weights[index], low, fused(-draft_weights[index], high, residual[index]));
-    residual[index] = rest > 0.0f ? rest : 0.0f;
+  if (!(scale > 0.0)) return {0.0, 0.0};
+  alignas(64) float target_buffer[SHARD], draft_buffer[SHARD], draft_weights[SHARD];
+  const Entries target_entries = load_shard(target.row, shard, target_buffer);
+  const Entries draft_entries = load_shard(draft.row, shard, draft_buffer);
+  const float draft_largest = draft.statistics.shard_largest ? draft.statistics.shard_largest[shard]
+                                                             : measure_entries(draft.row, draft_entries).largest;
+  const float target_threshold = target.statistics.float_threshold, draft_threshold = draft.statistics.float_threshold;
+  if (!(draft_largest > (draft.row.is_probs ? 0.0f : -__builtin_inff()) && draft_largest >= draft_threshold)) {
+    kept_weights(target.law, target_entries, target_largest, target_threshold, residual);
+    return {fixed_sum(residual, target_entries.padded), scale};
   }
-  return scale;
+  const ScaleRatio ratio = scale_ratio(shard_scale(draft, draft_largest) / scale);
+  if (target.law.weighing == Weighing::EXPONENTIAL && draft.law.weighing == Weighing::EXPONENTIAL) {
+    const bool filtered = target_threshold > -__builtin_inff() || draft_threshold > -__builtin_inff();
+    const auto subtract = filtered ? subtract_logits<true> : subtract_logits<false>;
+    return {subtract(target, draft, target_entries, draft_entries, target_largest, draft_largest, ratio, residual), scale};
+  }
+  kept_weights(target.law, target_entries, target_largest, target_threshold, residual);
+  kept_weights(draft.law, draft_entries, draft_largest, draft_threshold, draft_weights);
+  return {subtract_weights(draft_weights, target_entries.padded, ratio, residual), scale};
 }
 
 // Draws from max(target - draft, 0); returns -1 if it has no mass.
@@ -129,14 +194,14 @@ static int64_t draw_from_residual(const Sampled& target, const Sampled& draft, d
   const int64_t shards = num_shards(target.row.vocab);
   for_shards(executor, shards, [&](int64_t shard) {
     alignas(64) float residual[SHARD];
-    const double scale = shard_residual(target, draft, shard, residual);
-    masses[shard] = scale > 0.0 ? scale * sum_of_weights(residual, shard_size(target.row, shard)) : 0.0;
+    const ShardResidual whole = shard_residual(target, draft, shard, residual);
+    masses[shard] = whole.sum * whole.scale;
   });
-  const double total = total_mass(masses, shards);
+  const double total = fixed_sum(masses, shards);
   if (!(total > 0.0 && total < __builtin_inf())) return -1;
   const Pick shard = pick(masses, shards, uniform * total);
   alignas(64) float residual[SHARD];
-  const double scale = shard_residual(target, draft, shard.index, residual);
-  const Pick entry = pick(residual, shard_size(target.row, shard.index), shard.rest / scale);
+  const double scale = shard_residual(target, draft, shard.index, residual).scale;
+  const Pick entry = pick_entry(residual, shard_size(target.row, shard.index), shard.rest / scale);
   return shard.index * SHARD + entry.index;
 }

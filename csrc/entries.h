@@ -17,16 +17,19 @@ struct Entries {
   const float* values;
   int64_t count;
   int64_t padded;
+  const char* ahead;          // memory that is read next, or null
+  int64_t ahead_chunk_bytes;  // as much of it as belongs to one chunk
 };
 
 static inline int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
 static inline int64_t num_shards(int64_t vocab) { return ceil_div(vocab, SHARD); }
 static inline int64_t num_blocks(int64_t vocab) { return ceil_div(vocab, BLOCK); }
 
+static inline int64_t width_of(DType dtype) { return dtype == DType::FLOAT32 ? 4 : 2; }
+
 static inline Row row_at(const Rows& rows, int64_t vocab, int64_t sequence, int64_t index) {
   const int64_t offset = sequence * rows.stride_sequence + index * rows.stride_row;
-  const int64_t width = rows.dtype == DType::FLOAT32 ? 4 : 2;
-  return {static_cast<const char*>(rows.data) + offset * width, rows.dtype, rows.is_probs, vocab};
+  return {static_cast<const char*>(rows.data) + offset * width_of(rows.dtype), rows.dtype, rows.is_probs, vocab};
 }
 
 SPECKER_INLINE float float_from_bits(uint32_t bits) {
@@ -67,12 +70,12 @@ static Entries load_entries(const Row& row, int64_t begin, int64_t end, float* b
   const int64_t count = (end < row.vocab ? end : row.vocab) - begin;
   const int64_t padded = ceil_div(count, CHUNK) * CHUNK;
   if (row.dtype == DType::FLOAT32 && padded == count) {
-    return {reinterpret_cast<const float*>(row.data) + begin, count, padded};
+    return {reinterpret_cast<const float*>(row.data) + begin, count, padded, nullptr, 0};
   }
   widen(row, begin, count, buffer);
   const float padding = row.is_probs ? 0.0f : -__builtin_inff();
   for (int64_t index = count; index < padded; ++index) buffer[index] = padding;
-  return {buffer, count, padded};
+  return {buffer, count, padded, nullptr, 0};
 }
 
 struct Measure {

@@ -114,7 +114,7 @@ static double measure_above(const FilteredRow& row, Measured measured, float flo
     double measures[BLOCK];
     measure_values(row, measured, values, count, measures);
     for (int64_t index = 0; index < count; ++index) measures[index] = values[index] >= floor ? measures[index] : 0.0;
-    total += sum_doubles(measures, count);
+    total += fixed_sum(measures, count);
     return true;
   });
   return total;
@@ -211,7 +211,7 @@ static float sampled_mass_floor(const FilteredRow& row, float floor, double left
   for (int64_t index = 0; index < count; ++index) {
     if (!(row.scratch.candidates[index] >= floor)) row.scratch.measures[index] = 0.0;
   }
-  const double wanted = sum_doubles(row.scratch.measures, count) - 0.5 * left_out / static_cast<double>(step);
+  const double wanted = fixed_sum(row.scratch.measures, count) - 0.5 * left_out / static_cast<double>(step);
   if (!(wanted > 0.0)) return floor;
   const float sampled = select(row.scratch.candidates, row.scratch.measures, count, 0.0, wanted).value;
   return sampled > floor ? sampled : floor;

@@ -67,7 +67,12 @@ static void for_shards(Executor executor, int64_t count, Body body) {
 }
 
 static inline Entries load_shard(const Row& row, int64_t shard, float* buffer) {
-  return load_entries(row, shard * SHARD, (shard + 1) * SHARD, buffer);
+  Entries entries = load_entries(row, shard * SHARD, (shard + 1) * SHARD, buffer);
+  if ((shard + 1) * SHARD < row.vocab) {
+    entries.ahead = row.data + (shard + 1) * SHARD * width_of(row.dtype);
+    entries.ahead_chunk_bytes = CHUNK * width_of(row.dtype);
+  }
+  return entries;
 }
 
 // The largest value of a shard; NaN marks a shard that makes the row invalid.
@@ -118,13 +123,46 @@ static inline double whole_mass(const Row& row, const Law& law, const Entries& e
   return weighs ? sum_weights<false>(law, entries, largest, 0.0f) : 0.0;
 }
 
-static void unfiltered_statistics(const Row& row, const Law& law, Executor executor, RowStatistics* statistics) {
+// What proves a draft token accepted before its row is summed: the row's sum only grows.
+struct AcceptProof {
+  double uniform;
+  double target_prob;
+  double token_value;
+};
+
+// The sum so far, relative to the largest value so far.
+struct RunningSum {
+  double largest;
+  double sum;
+};
+
+static bool proves(const Law& law, const AcceptProof& proof, float largest, double mass, RunningSum* running) {
+  if (!(mass > 0.0)) return false;
+  if (running->sum == 0.0) {
+    *running = {largest, mass};
+  } else if (largest > running->largest) {
+    *running = {largest, mass + running->sum * relative_weight(law, running->largest, largest)};
+  } else {
+    running->sum += mass * relative_weight(law, largest, running->largest);
+  }
+  // The margin is wider than the error of float32 weights.
+  const double token_weight = relative_weight(law, proof.token_value, running->largest);
+  return proof.uniform * token_weight < proof.target_prob * running->sum * (1.0 - 1e-5);
+}
+
+// With a proof, which takes a single thread, weight_sum may be what was summed when acceptance was proven.
+static void unfiltered_statistics(const Row& row, const Law& law, Executor executor, const AcceptProof* proof,
+                                  RowStatistics* statistics) {
+  bool proven = false;
+  RunningSum running = {0.0, 0.0};
   for_shards(executor, num_shards(row.vocab), [&](int64_t shard) {
     alignas(64) float buffer[SHARD];
     const Entries entries = load_shard(row, shard, buffer);
     const float largest = judged_largest(row, entries);
     statistics->shard_largest[shard] = largest;
-    statistics->shard_mass[shard] = whole_mass(row, law, entries, largest);
+    const double mass = proven ? 0.0 : whole_mass(row, law, entries, largest);
+    statistics->shard_mass[shard] = mass;
+    if (proof && !proven) proven = proves(law, *proof, largest, mass, &running);
   });
   statistics->threshold = -__builtin_inf();
   statistics->float_threshold = -__builtin_inff();

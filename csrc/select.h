@@ -70,10 +70,3 @@ static Selection select(float* values, double* measures, int64_t count, double a
     }
   }
 }
-
-static double sum_doubles(const double* values, int64_t count) {
-  double sum = 0.0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t index = 0; index < count; ++index) sum += values[index];
-  return sum;
-}

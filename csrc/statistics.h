@@ -90,13 +90,13 @@ static void filtered_statistics(const Row& row, const Law& law, const Parameters
 }
 
 static void row_statistics(const Row& row, const Law& law, const Parameters& parameters, Executor executor,
-                           const FilterScratch& scratch, RowStatistics* statistics) {
+                           const FilterScratch& scratch, const AcceptProof* proof, RowStatistics* statistics) {
   if (parameters.greedy) {
     greedy_statistics(row, executor, statistics);
   } else if (parameters.filtered) {
     filtered_statistics(row, law, parameters, executor, scratch, statistics);
   } else {
-    unfiltered_statistics(row, law, executor, statistics);
+    unfiltered_statistics(row, law, executor, proof, statistics);
   }
 }
 

@@ -81,17 +81,17 @@ static void measure_target(Round* round, int64_t index) {
   const int64_t base = arguments.cu_num_draft_tokens.data ? round->start + round->sequence : 0;
   round->target.row = row_at(arguments.target, arguments.vocab, round->sequence, base + index);
   row_statistics(round->target.row, round->target.law, round->target.parameters, round->executor,
-                 round->workspace.filter, &round->target.statistics);
+                 round->workspace.filter, nullptr, &round->target.statistics);
 }
 
 static void locate_draft(Round* round, int64_t index) {
   round->draft.row = row_at(round->arguments.draft, round->arguments.vocab, round->slot, round->start + index);
 }
 
-static void measure_draft(Round* round) {
+static void measure_draft(Round* round, const AcceptProof* proof) {
   round->draft.statistics.shard_largest = round->workspace.draft_largest;
   row_statistics(round->draft.row, round->draft.law, round->draft.parameters, round->executor,
-                 round->workspace.filter, &round->draft.statistics);
+                 round->workspace.filter, proof, &round->draft.statistics);
 }
 
 // Takes the draft row's statistics from its receipt and returns the probability of the drafted token.
@@ -112,8 +112,8 @@ static double draft_prob_of_receipt(Round* round, int64_t index) {
   return relative_weight(round->draft.law, value, statistics.row_max) / statistics.weight_sum;
 }
 
-// Probability of the drafted token under its draft; sets what a rejection draws from.
-static double draft_prob(Round* round, int64_t index, int64_t token, Score* score) {
+// Probability of the drafted token under its draft, or more if acceptance is proven; sets what a rejection draws from.
+static double draft_prob(Round* round, int64_t index, int64_t token, double target_prob, Score* score) {
   const VerifyArguments& arguments = round->arguments;
   round->draft.statistics.valid = true;
   if (arguments.has_draft) locate_draft(round, index);
@@ -121,7 +121,8 @@ static double draft_prob(Round* round, int64_t index, int64_t token, Score* scor
   if (arguments.receipt) {
     prob = draft_prob_of_receipt(round, index);
   } else if (arguments.has_draft) {
-    measure_draft(round);
+    const AcceptProof proof = {decision_uniforms(*round, index).accept, target_prob, value_at(round->draft.row, token)};
+    measure_draft(round, arguments.returns_accept_probs || round->executor.run ? nullptr : &proof);
     const RowStatistics& statistics = round->draft.statistics;
     if (statistics.valid) {
       prob = token_prob(round->draft.row, round->draft.law, round->draft.parameters, statistics, token);
@@ -136,7 +137,7 @@ static Score score_sampled(Round* round, int64_t index, int64_t token) {
   Score score = {false, 0.0, 0, Draw::TARGET, token};
   const Sampled& target = round->target;
   const double target_prob = token_prob(target.row, target.law, target.parameters, target.statistics, token);
-  const double drafted_prob = draft_prob(round, index, token, &score);
+  const double drafted_prob = draft_prob(round, index, token, target_prob, &score);
   if (!round->draft.statistics.valid) {
     score.bits = DRAFT_INVALID;
     score.accept_prob = __builtin_nan("");
@@ -189,7 +190,7 @@ static int64_t draw_token(Round* round, const Score& score, double uniform) {
     int64_t removed = score.removed;
     if (score.draw == Draw::RESIDUAL) {
       // A greedy draft is one-hot at its arg-max, which a receipt does not name.
-      if (!round->draft.statistics.shard_largest) measure_draft(round);
+      if (!round->draft.statistics.shard_largest) measure_draft(round, nullptr);
       removed = round->draft.statistics.argmax;
     }
     token = draw_without(target, removed, uniform, masses);

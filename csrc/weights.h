@@ -33,6 +33,29 @@ static inline double log_relative_weight(const Law& law, double value, double re
   return (value - reference) / law.temperature;
 }
 
+// Memory is idle while weights are computed: fetch what is read next.
+SPECKER_INLINE void fetch_ahead(const Entries& entries, const float* chunk) {
+  if (!entries.ahead) return;
+  const char* begin = entries.ahead + (chunk - entries.values) / CHUNK * entries.ahead_chunk_bytes;
+  for (int64_t offset = 0; offset < entries.ahead_chunk_bytes; offset += 64) __builtin_prefetch(begin + offset);
+}
+
+// Sums in 16 fixed lanes of float64.
+template <class Value>
+static double fixed_sum(const Value* values, int64_t count) {
+  constexpr int64_t WIDTH = 16;
+  double lanes[WIDTH] = {};
+  int64_t index = 0;
+  for (; index + WIDTH <= count; index += WIDTH) {
+#pragma omp simd
+    for (int64_t lane = 0; lane < WIDTH; ++lane) lanes[lane] += static_cast<double>(values[index + lane]);
+  }
+  double sum = 0.0;
+  for (; index < count; ++index) sum += static_cast<double>(values[index]);
+  for (int64_t lane = 0; lane < WIDTH; ++lane) sum += lanes[lane];
+  return sum;
+}
+
 template <Weighing WEIGHING>
 SPECKER_INLINE float float_weight(const Law& law, float value, float reference) {
   if (WEIGHING == Weighing::EXPONENTIAL) return exponential(value - reference, law.scale);
@@ -45,6 +68,7 @@ static double sum_chunks(const Law& law, const Entries& entries, float reference
   constexpr int64_t TERMS = CHUNK / LANES;
   double lanes[LANES] = {};
   for (const float* chunk = entries.values; chunk < entries.values + entries.padded; chunk += CHUNK) {
+    fetch_ahead(entries, chunk);
 #pragma omp simd
     for (int64_t lane = 0; lane < LANES; ++lane) {
       float terms[TERMS];

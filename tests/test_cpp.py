@@ -141,6 +141,10 @@ def _filter_rows(kind: str, vocab: int, generator: torch.Generator) -> torch.Ten
     elif kind == "masked":
         logits[torch.rand(logits.shape, generator=generator) < 0.9] = -torch.inf
         logits[:, 0] = 0.0
+    elif kind in ("clustered", "hidden"):
+        # The sample that guesses a floor sees every large value, or none.
+        sampled = torch.arange(vocab) // 128 % max(1, -(-vocab // 128) // 16 + 1) == 0
+        logits = logits + 6.0 * (sampled if kind == "clustered" else ~sampled)
     elif kind == "narrow":
         # Thousands of distinct neighbours in float32 beside far outliers: the histogram has to narrow its range.
         logits = 1.0 + torch.arange(vocab, dtype=torch.float32).expand(4, -1) * 2.0**-23
@@ -149,7 +153,9 @@ def _filter_rows(kind: str, vocab: int, generator: torch.Generator) -> torch.Ten
 
 
 @pytest.mark.parametrize("vocab", [40, 3000, 20000])
-@pytest.mark.parametrize("kind", ["random", "tied", "flat", "geometric", "one above 40 %", "masked", "narrow"])
+@pytest.mark.parametrize(
+    "kind", ["random", "tied", "flat", "geometric", "one above 40 %", "masked", "clustered", "hidden", "narrow"]
+)
 def test_filters_find_the_thresholds_of_a_sort(kind: str, vocab: int) -> None:
     generator = torch.Generator().manual_seed(vocab)
     logits = _filter_rows(kind, vocab, generator)
