@@ -144,6 +144,38 @@ def sequence_of(result: specker.VerifyResult, row: int) -> list[object]:
     ]
 
 
+GOOD: dict[str, dict[str, Any]] = {
+    "verify": {
+        "draft_token_ids": torch.ones(2, 2, dtype=torch.int64),
+        "target_logits": torch.zeros(2, 3, 5),
+        "draft_logits": torch.zeros(2, 2, 5),
+    },
+    "verify_from_probs": {
+        "draft_token_ids": torch.ones(2, 2, dtype=torch.int64),
+        "target_probs": torch.full((2, 3, 5), 0.2),
+        "draft_probs": torch.full((2, 2, 5), 0.2),
+    },
+    "verify_flat": {
+        "draft_token_ids": torch.ones(4, dtype=torch.int64),
+        "target_logits": torch.zeros(6, 5),
+        "draft_logits": torch.zeros(4, 5),
+        "cu_num_draft_tokens": torch.tensor([0, 2, 4]),
+        "max_num_draft_tokens": 2,
+    },
+    "sample": {"logits": torch.zeros(2, 5)},
+}
+"""Arguments of each public function that it accepts: two sequences, gamma 2, a flat vocabulary of 5."""
+
+
+def good_call(name: str, device: torch.device, **changed: Any) -> Any:
+    """Call a public function on a device, with good arguments but for those changed; meta tensors stay as they are."""
+    arguments = {
+        key: value.to(device) if isinstance(value, torch.Tensor) and value.device.type != "meta" else value
+        for key, value in (GOOD[name] | changed).items()
+    }
+    return getattr(specker, name)(**arguments)
+
+
 def random_rows(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Return random logits on the CPU, the same ones for the same arguments."""
     generator = torch.Generator().manual_seed(seed + math.prod(shape))
