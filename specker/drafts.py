@@ -10,6 +10,7 @@ import torch
 from specker.cached_model import CachedModel, skip_layers, vocab_size
 from specker.sample import DraftReceipt, sample
 from specker.sampling import Sampling
+from specker.status import Status
 
 
 class PromptLookup(NamedTuple):
@@ -100,14 +101,16 @@ class ModelDrafter:
             draw = sample(row, seed=self._seeds, position=position, **self._sampling._asdict())
             rows.append(row)
             draws.append(draw)
-            # An invalid row gives -1, which no embedding takes; its status ends the round in words.
+            # An invalid row gives -1, which no embedding takes; its status reaches the caller.
             unread = draw.token_ids.clamp(min=0)[:, None]
+        # sample() knows a row that fails as its target; here it is the draft's.
+        failed = torch.stack([draw.status for draw in draws]).ne(0).any(dim=0)
         return Proposal(
             token_ids=torch.stack([draw.token_ids for draw in draws], dim=1),
             num_draft_tokens=torch.tensor(list(num_wanted), device=device),
             logits=torch.stack(rows, dim=1),
             receipt=DraftReceipt.stack([draw.receipt for draw in draws]),
-            status=torch.stack([draw.status for draw in draws], dim=1).amax(dim=1),
+            status=failed.to(torch.int32) * int(Status.DRAFT_INVALID),
         )
 
     def keep(self, num_tokens: Sequence[int]) -> None:

@@ -1,0 +1,295 @@
+"""The decode loop: greedy equality with transformers, lengths, ends, callbacks, counters, bad input."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import specker
+from specker import InvalidInputError
+from specker.accounting import TokenBlock, TokenKind
+from specker.cached_model import CachedModel, skip_layers
+from specker.drafts import LookupDrafter
+from specker.generation import PromptLookup, SkipLayers, generate
+
+from . import tiny_models
+
+TARGET = tiny_models.tiny_llama(seed=1)
+DRAFTS = {
+    "model": tiny_models.tiny_llama(seed=2, layers=1),
+    "same model": TARGET,
+    "opposite model": tiny_models.opposite(TARGET),
+    "layers": SkipLayers((1,)),
+    "lookup": PromptLookup(),
+}
+PROMPT = torch.tensor([[3, 7, 7, 1, 3, 7]])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    with tiny_models.one_thread():
+        yield
+
+
+def greedy_tokens(draft: Any, prompt: torch.Tensor = PROMPT, **options: Any) -> list[int]:
+    result = generate(TARGET, draft, prompt, temperature=0.0, **options)
+    tokens: list[int] = result.token_ids[0].tolist()
+    return tokens
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, torch.tensor([[5]])], ids=["six tokens", "one token"])
+@pytest.mark.parametrize("gamma", [0, 1, 4, 9])
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_greedy_output_equals_transformers(draft: str, gamma: int, prompt: torch.Tensor) -> None:
+    expected = tiny_models.greedy(TARGET, prompt, 23)
+    assert greedy_tokens(DRAFTS[draft], prompt, gamma=gamma, max_new_tokens=23) == expected
+
+
+def test_a_cache_that_keeps_rejected_tokens_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crop_at_the_front(self: CachedModel, num_tokens: int) -> None:
+        surplus = self.num_cached - num_tokens
+        if surplus > 0:
+            for layer in self._cache.layers:
+                layer.keys, layer.values = layer.keys[..., surplus:, :], layer.values[..., surplus:, :]
+            self.num_cached = num_tokens
+
+    monkeypatch.setattr(CachedModel, "keep", crop_at_the_front)
+    tokens = greedy_tokens(DRAFTS["opposite model"], gamma=4, max_new_tokens=23)
+    assert tokens != tiny_models.greedy(TARGET, PROMPT, 23)
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 5, 6])
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_max_new_tokens_is_kept_exactly_and_no_draft_goes_beyond_it(draft: str, max_new_tokens: int) -> None:
+    result = generate(TARGET, DRAFTS[draft], PROMPT, temperature=0.0, gamma=4, max_new_tokens=max_new_tokens)
+    assert result.token_ids[0].tolist() == tiny_models.greedy(TARGET, PROMPT, max_new_tokens)
+    # One token of each round comes from the target, so drafts for the last one would be wasted.
+    assert result.stats.drafted <= max_new_tokens - 1 + 4 * result.stats.recovered
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("index", range(7))
+def test_an_end_of_sequence_token_inside_a_block_ends_the_text(draft: str, index: int) -> None:
+    eos = tiny_models.greedy(TARGET, PROMPT, 7)[index]
+    expected = tiny_models.greedy(TARGET, PROMPT, 23, eos=eos)
+    assert expected[-1] == eos
+    assert greedy_tokens(DRAFTS[draft], gamma=4, max_new_tokens=23, eos_token_id=eos) == expected
+    elsewhere = min(set(range(32)) - set(expected))
+    assert greedy_tokens(DRAFTS[draft], gamma=4, max_new_tokens=23, eos_token_id=[elsewhere, eos]) == expected
+
+
+def test_the_end_of_sequence_tokens_come_from_the_generation_config() -> None:
+    eos = tiny_models.greedy(TARGET, PROMPT, 3)[2]
+    target = tiny_models.tiny_llama(seed=1, eos=eos)
+    assert target.generation_config.eos_token_id == eos
+    ended = generate(target, PromptLookup(), PROMPT, temperature=0.0, max_new_tokens=9)
+    assert ended.token_ids[0].tolist() == tiny_models.greedy(TARGET, PROMPT, 9, eos=eos)
+    unending = generate(target, PromptLookup(), PROMPT, temperature=0.0, max_new_tokens=9, eos_token_id=())
+    assert len(unending.token_ids[0]) == 9
+
+
+def test_a_draft_that_always_agrees_needs_one_pass_for_gamma_plus_one_tokens() -> None:
+    stats = generate(TARGET, TARGET, PROMPT, temperature=0.0, gamma=4, max_new_tokens=23).stats
+    assert (stats.target_passes, stats.rounds) == (math.ceil(23 / 5), math.ceil(23 / 5))
+    assert (stats.drafted, stats.accepted, stats.recovered, stats.bonus) == (18, 18, 0, 5)
+    assert stats.acceptance_by_position == [1.0] * 4
+
+
+def test_a_draft_that_never_agrees_needs_one_pass_a_token() -> None:
+    stats = generate(TARGET, DRAFTS["opposite model"], PROMPT, temperature=0.0, gamma=4, max_new_tokens=23).stats
+    assert (stats.target_passes, stats.accepted, stats.recovered, stats.bonus) == (23, 0, 22, 1)
+    assert stats.acceptance_by_position == [0.0] * 4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_the_callback_and_the_counters_tell_the_same_story(draft: str, temperature: float) -> None:
+    blocks: list[TokenBlock] = []
+    result = generate(
+        TARGET,
+        DRAFTS[draft],
+        PROMPT,
+        gamma=3,
+        max_new_tokens=30,
+        temperature=temperature,
+        seed=5,
+        on_tokens=blocks.append,
+    )
+    stats = result.stats
+    kinds = [kind for block in blocks for kind in block.kinds]
+    assert [token for block in blocks for token in block.token_ids] == result.token_ids[0].tolist()
+    assert all(block.sequence == 0 and len(block.kinds) == len(block.token_ids) for block in blocks)
+    assert all(kind is TokenKind.ACCEPTED for block in blocks for kind in block.kinds[:-1])
+    assert [kinds.count(kind) for kind in TokenKind] == [stats.accepted, stats.recovered, stats.bonus]
+    assert stats.emitted == stats.accepted + stats.recovered + stats.bonus == 30
+    assert stats.rounds == stats.target_passes == len(blocks)
+    assert sum(stats.sequences[0].drafted_by_position) == stats.drafted
+    assert sum(stats.sequences[0].accepted_by_position) == stats.accepted
+    assert stats.accepted_per_round == pytest.approx(stats.accepted / len(blocks))
+    assert stats.tokens_per_target_pass == pytest.approx(30 / len(blocks))
+
+
+def test_seconds_are_split_without_rest() -> None:
+    seconds = generate(TARGET, DRAFTS["model"], PROMPT, max_new_tokens=12, seed=1).stats.seconds
+    assert min(seconds.draft, seconds.target, seconds.verify) > 0
+    assert seconds.other >= 0
+    assert seconds.total == pytest.approx(seconds.draft + seconds.target + seconds.verify + seconds.other)
+
+
+def test_drafts_behind_an_accepted_end_are_not_counted_as_output() -> None:
+    eos = tiny_models.greedy(TARGET, PROMPT, 2)[1]
+    stats = generate(TARGET, TARGET, PROMPT, temperature=0.0, gamma=4, max_new_tokens=23, eos_token_id=eos).stats
+    assert (stats.drafted, stats.accepted, stats.recovered, stats.bonus, stats.emitted) == (4, 2, 0, 0, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_left_padding_changes_nothing(dtype: torch.dtype) -> None:
+    padded = torch.cat([torch.full((1, 3), 9), PROMPT], dim=1)
+    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1]]).to(dtype)
+    options: dict[str, Any] = {"max_new_tokens": 15, "seed": 3}
+    plain = generate(TARGET, DRAFTS["model"], PROMPT, **options).token_ids[0]
+    assert torch.equal(generate(TARGET, DRAFTS["model"], padded, attention_mask=mask, **options).token_ids[0], plain)
+
+
+def test_the_seed_returned_repeats_the_run_and_another_seed_does_not() -> None:
+    first = generate(TARGET, DRAFTS["model"], PROMPT, max_new_tokens=25)
+    again = generate(TARGET, DRAFTS["model"], PROMPT, max_new_tokens=25, seed=first.seed)
+    other = generate(TARGET, DRAFTS["model"], PROMPT, max_new_tokens=25, seed=first.seed + 1)
+    assert torch.equal(first.token_ids[0], again.token_ids[0])
+    assert not torch.equal(first.token_ids[0], other.token_ids[0])
+
+
+def test_each_round_uses_the_position_of_its_first_draft_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    positions: list[int] = []
+
+    def recording(*arguments: Any, **options: Any) -> Any:
+        positions.append(int(options["position"]))
+        return specker.verify(*arguments, **options)
+
+    monkeypatch.setattr("specker.generation.verify", recording)
+    blocks: list[TokenBlock] = []
+    generate(TARGET, DRAFTS["model"], PROMPT, gamma=3, max_new_tokens=20, seed=1, on_tokens=blocks.append)
+    lengths = [PROMPT.shape[1] + sum(len(block.token_ids) for block in blocks[:index]) for index in range(len(blocks))]
+    assert positions == lengths
+
+
+@pytest.mark.parametrize("sliding_window", [4, 64])
+@pytest.mark.parametrize("draft", ["lookup", "layers"])
+def test_a_sliding_window_is_rolled_back_rightly(draft: str, sliding_window: int) -> None:
+    target = tiny_models.tiny_mistral(seed=4, sliding_window=sliding_window)
+    result = generate(target, DRAFTS[draft], PROMPT, temperature=0.0, gamma=3, max_new_tokens=25)
+    assert result.token_ids[0].tolist() == tiny_models.greedy(target, PROMPT, 25)
+
+
+def test_skipped_layers_share_the_weights_and_leave_the_target_alone() -> None:
+    target = tiny_models.tiny_llama(seed=6, layers=4)
+    before = target(PROMPT).logits
+    shallow = skip_layers(target, [1, 2])
+    kept = tiny_models.tiny_llama(seed=7, layers=2)
+    kept.model.layers[0].load_state_dict(target.model.layers[0].state_dict())
+    kept.model.layers[1].load_state_dict(target.model.layers[3].state_dict())
+    for part in ("model.embed_tokens", "model.norm", "lm_head"):
+        kept.get_submodule(part).load_state_dict(target.get_submodule(part).state_dict())
+    torch.testing.assert_close(shallow(PROMPT).logits, kept(PROMPT).logits)
+    pointers = {parameter.data_ptr() for parameter in target.parameters()}
+    assert {parameter.data_ptr() for parameter in shallow.parameters()} <= pointers
+    assert torch.equal(target(PROMPT).logits, before)
+    assert target.config.num_hidden_layers == len(target.model.layers) == 4
+
+
+@pytest.mark.parametrize(
+    ("sequence", "num_wanted", "expected"),
+    [
+        ([5, 6, 7, 8, 5, 6], 3, [7, 8, 5]),
+        ([1, 2, 9, 4, 2, 8, 1, 2], 1, [9]),  # the bigram decides before the later unigram
+        ([4, 1, 4, 2, 4], 1, [2]),  # the latest occurrence decides
+        ([3, 3], 4, [3, 3, 3, 3]),  # the copy runs into itself
+        ([1, 2, 3], 4, []),
+        ([1], 4, []),
+        ([5, 6, 5], 0, []),
+    ],
+)
+def test_lookup_copies_what_followed(sequence: list[int], num_wanted: int, expected: list[int]) -> None:
+    drafter = LookupDrafter(PromptLookup(), batch=1, device=torch.device("cpu"))
+    proposal = drafter.propose([sequence], [num_wanted])
+    assert proposal.token_ids.tolist() == [expected]
+    assert proposal.num_draft_tokens.tolist() == [len(expected)]
+
+
+def test_lookup_in_steps_equals_lookup_at_once() -> None:
+    tokens = torch.randint(4, (60,), generator=torch.Generator().manual_seed(1)).tolist()
+    growing = LookupDrafter(PromptLookup(), batch=1, device=torch.device("cpu"))
+    for length in [1, 2, 5, 6, 9, 20, 33, 60]:
+        fresh = LookupDrafter(PromptLookup(), batch=1, device=torch.device("cpu"))
+        proposals = [drafter.propose([tokens[:length]], [4]).token_ids for drafter in (growing, fresh)]
+        assert torch.equal(*proposals)
+
+
+class Broken(torch.nn.Module):
+    """A language model whose logits are NaN once it has read a number of tokens."""
+
+    def __init__(self, model: Any, num_healthy: int) -> None:
+        super().__init__()
+        self.model, self.config, self.generation_config = model, model.config, model.generation_config
+        self.num_left = num_healthy
+        self.device = model.device
+        self.eval()
+
+    def forward(self, input_ids: torch.Tensor, cache: Any, use_cache: bool) -> Any:
+        name = "cache" if "cache" in inspect.signature(self.model.forward).parameters else "past_key_values"
+        output = self.model(input_ids=input_ids, use_cache=use_cache, **{name: cache})
+        self.num_left -= input_ids.shape[1]
+        if self.num_left < 0:
+            output.logits = output.logits * math.nan
+        return output
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_target_that_fails_is_told_and_emits_nothing_more(temperature: float) -> None:
+    blocks: list[TokenBlock] = []
+    with pytest.raises(InvalidInputError, match="target row holds NaN"):
+        generate(Broken(TARGET, 20), DRAFTS["model"], PROMPT, temperature=temperature, seed=1, on_tokens=blocks.append)
+    reference = generate(TARGET, DRAFTS["model"], PROMPT, temperature=temperature, seed=1).token_ids[0].tolist()
+    tokens = [token for block in blocks for token in block.token_ids]
+    assert 0 < len(tokens) < 20
+    assert tokens == reference[: len(tokens)]
+
+
+def test_a_draft_that_fails_is_told() -> None:
+    with pytest.raises(InvalidInputError, match="draft row holds NaN"):
+        generate(TARGET, Broken(TARGET, 20), PROMPT, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"input_ids": PROMPT.expand(2, -1)}, NotImplementedError, "batch of 1 sequence, got 2"),
+        ({"input_ids": PROMPT.float()}, TypeError, "input_ids: expected dtype int64, got float32"),
+        ({"input_ids": PROMPT[0]}, ValueError, r"input_ids: expected shape \(\*, \*\), got \(6,\)"),
+        ({"input_ids": PROMPT[:, :0]}, ValueError, "at least one token, got an empty one"),
+        ({"attention_mask": torch.zeros_like(PROMPT)}, ValueError, "at least one token, got an empty one"),
+        ({"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0]])}, ValueError, "zeros on the left only"),
+        ({"attention_mask": torch.ones(1, 5, dtype=torch.int64)}, ValueError, "attention_mask: expected shape"),
+        ({"gamma": -1}, ValueError, "gamma: expected a number >= 0, got -1"),
+        ({"max_new_tokens": 0}, ValueError, "max_new_tokens: expected a number >= 1, got 0"),
+        ({"temperature": -1.0}, ValueError, "temperature: expected .*, got -1.0"),
+        ({"temperature": math.nan}, ValueError, "temperature: expected .*, got nan"),
+        ({"seed": 1.5}, TypeError, "seed: expected .*, got float"),
+        ({"draft": "lookup"}, TypeError, "draft: expected a model, PromptLookup or SkipLayers, got str"),
+        ({"draft": tiny_models.tiny_llama(seed=1, vocab=31)}, ValueError, "vocabulary of 32 tokens, got 31"),
+        ({"draft": tiny_models.tiny_llama(seed=1).train()}, ValueError, "draft: expected a model in evaluation mode"),
+        ({"target": tiny_models.tiny_llama(seed=1).train()}, ValueError, "target: expected a model in evaluation mode"),
+        ({"draft": SkipLayers((2, 0))}, ValueError, r"expected numbers in 0..1, got \[2\]"),
+        ({"draft": SkipLayers((1, 0))}, ValueError, "at least one of 2 layers to stay, got all"),
+        ({"draft": PromptLookup(2, 3)}, ValueError, "expected 1 <= min_ngram <= max_ngram, got min_ngram 3"),
+    ],
+)
+def test_bad_arguments_are_refused_in_words(options: dict[str, Any], error: type[Exception], words: str) -> None:
+    arguments = {"target": TARGET, "draft": PromptLookup(), "input_ids": PROMPT, **options}
+    with pytest.raises(error, match=words):
+        generate(**arguments)
