@@ -174,8 +174,8 @@ def _encode(loaded: LoadedModel, prompt: str) -> torch.Tensor:
 
 def _print_measurement(console: Console, found: Measurement) -> None:
     costs = found.costs
-    positions = Table("position", title="Acceptance by position in a round, and the cost of the target's pass")
-    for heading in ("overlap α", "all accepted so far", "target pass, steps"):
+    positions = Table("draft token", title="Acceptance by position, and cost of the pass")
+    for heading in ("overlap α", "all accepted up to it", "target pass (plain steps)"):
         positions.add_column(heading, justify="right")
     surviving = 1.0
     positions.add_row("0", "", "", f"{costs.target_cost[0]:.2f}")
@@ -189,7 +189,7 @@ def _print_measurement(console: Console, found: Measurement) -> None:
         f"break-even α = {found.break_even:.3f}"
     )
     table = Table("gamma", title="Prediction and measurement")
-    for heading in ("tokens a pass", "measured", "speed-up", "measured"):
+    for heading in ("tokens a pass: predicted", "measured", "speed-up: predicted", "measured"):
         table.add_column(heading, justify="right")
     for point in found.points:
         table.add_row(

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from specker import figures
 from specker.cli_theory import register
-from specker.theory import Simulation, Statement, check_statements, simulate_article, statements
+from specker.theory import Simulation, Statement, article, check_statements, simulate_article, statements
 
 NAMES = ("1-envelopes", "2-candidates", "3-histograms", "4-mass", "5-speedup")
 
@@ -89,13 +89,27 @@ def test_lines_differ_without_colour(simulation: Simulation) -> None:
         assert points[points[:, 1].argmax()] == pytest.approx(star)
 
 
-def test_a_wrong_number_fails_the_command(app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_number_fails_the_command(
+    app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: list[Statement]
+) -> None:
+    wrong = [checked[0]._replace(passed=False), *checked[1:]]
+    monkeypatch.setattr("specker.theory.check_statements", lambda simulation: wrong)
     monkeypatch.setattr("specker.figures.draw_figures", lambda directory, simulation: [])
-    monkeypatch.setattr("specker.theory.article.MASS", 5.74)
     result = run(app, "--out", str(tmp_path))
     assert result.exit_code == 1
     assert "1 of 27 statements are off" in result.output
     assert "NO" in result.output
+
+
+def test_a_wrong_statement_is_noticed(monkeypatch: pytest.MonkeyPatch, simulation: Simulation) -> None:
+    monkeypatch.setattr(article, "PRINTED_SPEEDUP", 1.99)
+    monkeypatch.setattr(article, "ACCEPTANCES", (0.2296, 0.5216))
+    lines = [
+        *statements._rounds(simulation.rounds),
+        *statements._proposal(article.UNIFORM, 25.0, simulation.uniform, 0),
+    ]
+    off = [statement.quantity for statement in lines if not statement.passed]
+    assert off == ["speed-up there", "uniform, C = 25: acceptance"]
 
 
 def test_a_biased_simulation_is_noticed(simulation: Simulation) -> None:
