@@ -176,8 +176,8 @@ def _mass(simulation: Simulation) -> Figure:
         np.array(article.TARGET_PROBS) * (1 - np.array(article.TARGET_PROBS)) / total
     )
     axis.errorbar(
-        places + 0.18, simulation.tokens.final / total, yerr=errors, fmt="D", color=VERMILION, markersize=5,
-        capsize=4, label=f"simulated, {total:,} rounds (±4σ)",
+        places + 0.18, simulation.tokens.final / total, yerr=errors, fmt="D", color=BLACK, markersize=8,
+        markeredgecolor="white", capsize=4, label=f"simulated, {total:,} rounds (±4σ)",
     )  # fmt: skip
     axis.set_xticks(places, article.TOKENS)
     axis.set(xlabel="token", ylabel="probability (no unit)", ylim=(0.0, 0.72))
