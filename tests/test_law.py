@@ -77,7 +77,7 @@ def test_expected_accepted_is_the_mean_of_num_accepted(name: str) -> None:
 @pytest.mark.usefixtures("on_backend")
 def test_stratified_uniforms_give_the_emission_law_to_two_strata(backend: str) -> None:
     # Stratified uniforms sweep the inverse CDF once: each id's count is off by at most its two interval ends.
-    strata = 200 if slow_interpreter(backend) else 20_000
+    strata = 60 if slow_interpreter(backend) else 20_000
     generator = torch.Generator().manual_seed(0)
     target, draft = torch.randn(1, 2, 37, generator=generator), torch.randn(1, 1, 37, generator=generator)
     uniforms = torch.empty(strata, 2, 2, dtype=torch.float64)
