@@ -1,4 +1,4 @@
-// Emission by inverse CDF: the uniform picks a shard by the prefix of the shards' masses, then an id by a scan inside it.
+// Emission by inverse CDF: the uniform picks a shard by the prefix of the shards' masses, then an id inside it.
 //
 // An id without mass is never emitted: a uniform of 0 gives the first id with mass, a prefix that ends short the last.
 
@@ -181,7 +181,9 @@ static ShardResidual shard_residual(const Sampled& target, const Sampled& draft,
   if (target.law.weighing == Weighing::EXPONENTIAL && draft.law.weighing == Weighing::EXPONENTIAL) {
     const bool filtered = target_threshold > -__builtin_inff() || draft_threshold > -__builtin_inff();
     const auto subtract = filtered ? subtract_logits<true> : subtract_logits<false>;
-    return {subtract(target, draft, target_entries, draft_entries, target_largest, draft_largest, ratio, residual), scale};
+    const double sum =
+        subtract(target, draft, target_entries, draft_entries, target_largest, draft_largest, ratio, residual);
+    return {sum, scale};
   }
   kept_weights(target.law, target_entries, target_largest, target_threshold, residual);
   kept_weights(draft.law, draft_entries, draft_largest, draft_threshold, draft_weights);

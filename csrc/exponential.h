@@ -1,4 +1,4 @@
-// exp(difference / temperature) for differences <= 0 as 2^n * 2^r, written as plain loops for the compiler to vectorise.
+// exp(difference / temperature) for differences <= 0 as 2^n * 2^r, in plain code for the compiler to vectorise.
 //
 // log2(e) / temperature is carried in two floats, so the error stays below 2 ulp down to subnormal results; -inf
 // gives 0. NaN is judged elsewhere: it gives some number here.
@@ -85,7 +85,8 @@ SPECKER_INLINE double wide_exponential(double difference, const WideExponentialS
   const double magic = 6755399441055744.0;
   const double shifted = clamped + magic;
   const double integer = shifted - magic;
-  const double rest = clamped == product ? multiply_add(difference, scale.high, -product) + difference * scale.low : 0.0;
+  const double lost = multiply_add(difference, scale.high, -product) + difference * scale.low;
+  const double rest = clamped == product ? lost : 0.0;
   const double fraction = ((clamped - integer) + rest) * LN2;
   // Taylor's series of e^x to the 13th power: |x| <= 0.35.
   double power = 1.0 / 6227020800.0;

@@ -1,11 +1,11 @@
 // The thresholds of top-k, top-p and min-p, found without sorting the row.
 //
-// A threshold is the largest value such that the entries >= it reach a wanted measure: a count for top-k, a share of the
-// mass for top-p. Block maxima, a sample of the row and the mass that may be left out give a floor that no threshold is
-// below; what lies above the floor is gathered, in one reading of the blocks that reach it, and selected from. Where too
-// much lies above it, a histogram over the order of float32 narrows the range first: 2048 bins of 2^32 orders leave at
-// most 2^21 after one reading and a single one after three. Masses are float32 weights first; where they leave a
-// decision of top-p open it is made again with float64 weights.
+// A threshold is the largest value such that the entries >= it reach a wanted measure: a count for top-k, a share of
+// the mass for top-p. Block maxima, a sample of the row and the mass that may be left out give a floor that no
+// threshold is below; what lies above it is gathered, in one reading of the blocks that reach it, and selected from.
+// Where too much lies above it, a histogram over the order of float32 narrows the range first: 2048 bins of 2^32 orders
+// leave at most 2^21 after one reading and a single one after three. Masses are float32 weights first; where they leave
+// a decision of top-p open it is made again with float64 weights.
 
 constexpr int64_t CAPACITY = 4096;
 constexpr int64_t BINS = 2048;
@@ -79,7 +79,7 @@ static inline uint32_t hits_of_group(const float* values, float floor, float cei
   uint32_t hits = 0;
 #pragma omp simd reduction(| : hits)
   for (int64_t index = 0; index < GROUP; ++index) {
-    hits |= (values[index] >= floor) & (values[index] <= ceiling) ? uint32_t{1} << index : 0;
+    hits |= (values[index] >= floor && values[index] <= ceiling) ? uint32_t{1} << index : 0;
   }
   return hits;
 }
@@ -141,7 +141,9 @@ static void fill_bins(const FilteredRow& row, Measured measured, OrderRange rang
     double measures[BLOCK];
     const int64_t hits = append_candidates(values, count, floor, ceiling, candidates);
     measure_values(row, measured, candidates, hits, measures);
-    for (int64_t index = 0; index < hits; ++index) bins[(order_of(candidates[index]) - range.low) >> shift] += measures[index];
+    for (int64_t index = 0; index < hits; ++index) {
+      bins[(order_of(candidates[index]) - range.low) >> shift] += measures[index];
+    }
     return true;
   });
 }
@@ -159,7 +161,8 @@ static double narrow(const FilteredRow& row, double wanted, OrderRange* narrowed
   return row.scratch.bins[bin];
 }
 
-static Selection select_gathered(const FilteredRow& row, Measured measured, int64_t count, double above, double wanted) {
+static Selection select_gathered(const FilteredRow& row, Measured measured, int64_t count, double above,
+                                 double wanted) {
   measure_values(row, measured, row.scratch.candidates, count, row.scratch.measures);
   return select(row.scratch.candidates, row.scratch.measures, count, above, wanted);
 }

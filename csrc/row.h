@@ -33,7 +33,8 @@ static inline double read_real(const Reals& reals, int64_t index, double off) {
                           : static_cast<const float*>(reals.data)[offset];
 }
 
-static Parameters read_parameters(const SamplingParameters& sampling, int64_t sequence, int64_t vocab, int32_t* status) {
+static Parameters read_parameters(const SamplingParameters& sampling, int64_t sequence, int64_t vocab,
+                                  int32_t* status) {
   Parameters parameters;
   parameters.temperature = read_real(sampling.temperature, sequence, 1.0);
   parameters.top_p = read_real(sampling.top_p, sequence, 1.0);

@@ -37,12 +37,26 @@ static Workspace make_workspace(int64_t vocab, bool filtered) {
 static inline void free_workspace(const Workspace& workspace) { ::operator delete(workspace.memory); }
 
 static void measure_blocks(const Entries& entries, float* block_largest) {
+  constexpr int64_t WIDTH = 16;
   for (int64_t block = 0; block * BLOCK < entries.count; ++block) {
     const float* values = entries.values + block * BLOCK;
-    float largest = -__builtin_inff();
-#pragma omp simd reduction(max : largest)
-    for (int64_t index = 0; index < BLOCK; ++index) largest = values[index] > largest ? values[index] : largest;
-    block_largest[block] = largest;
+    float lanes[WIDTH];
+#pragma omp simd
+    for (int64_t lane = 0; lane < WIDTH; ++lane) {
+      float largest = values[lane];
+#pragma GCC unroll 8
+      for (int64_t part = WIDTH; part < BLOCK; part += WIDTH) {
+        const float value = values[part + lane];
+        largest = value > largest ? value : largest;
+      }
+      lanes[lane] = largest;
+    }
+    for (int64_t half = WIDTH / 2; half > 0; half /= 2) {
+      for (int64_t lane = 0; lane < half; ++lane) {
+        lanes[lane] = lanes[lane + half] > lanes[lane] ? lanes[lane + half] : lanes[lane];
+      }
+    }
+    block_largest[block] = lanes[0];
   }
 }
 

@@ -132,7 +132,8 @@ static inline double kept_sum(const Law& law, const Entries& entries, float refe
                                        : sum_weights<false>(law, entries, reference, threshold);
 }
 
-static inline void kept_weights(const Law& law, const Entries& entries, float reference, float threshold, float* weights) {
+static inline void kept_weights(const Law& law, const Entries& entries, float reference, float threshold,
+                                float* weights) {
   threshold > -__builtin_inff() ? weigh_entries<true>(law, entries, reference, threshold, weights)
                                 : weigh_entries<false>(law, entries, reference, threshold, weights);
 }
