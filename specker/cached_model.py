@@ -33,16 +33,7 @@ class CachedModel:
         self.model = model
         self.num_cached = 0
         self._parameters = inspect.signature(model.forward).parameters
-        self._cache = importlib.import_module("transformers").DynamicCache(config=model.config)
-        # Layers that forget (sliding windows, linear attention) must be told to remember until they are cropped.
-        can_remember = hasattr(self._cache, "activate_past_recording")
-        if can_remember:
-            self._cache.activate_past_recording()
-        if not getattr(self._cache, "is_croppable", can_remember or not any(self._cache.is_sliding)):
-            raise ValueError(
-                f"{role}: expected a model whose key-value cache can be cropped, got {type(model).__name__} "
-                "with layers that cannot take tokens back in this release of transformers"
-            )
+        self._cache = _croppable_cache(model, role)
 
     def advance(self, token_ids: torch.Tensor, num_logits: int) -> torch.Tensor:
         """Read the tokens that follow those in the cache.
@@ -70,6 +61,23 @@ class CachedModel:
         if surplus > 0:
             self._cache.crop(-surplus)
             self.num_cached = num_tokens
+
+
+def _croppable_cache(model: Any, role: str) -> Any:
+    dynamic_cache = importlib.import_module("transformers").DynamicCache
+    cache = dynamic_cache(config=model.config)
+    # Layers that forget (sliding windows, linear attention) must be told to remember until they are cropped.
+    if hasattr(cache, "activate_past_recording"):
+        cache.activate_past_recording()
+    elif any(cache.is_sliding):
+        # Before transformers 5.17 they cannot be told; layers that keep everything give the same attention.
+        cache = dynamic_cache()
+    if not getattr(cache, "is_croppable", True):
+        raise ValueError(
+            f"{role}: expected a model whose key-value cache can be cropped, got {type(model).__name__} "
+            "with layers that cannot take tokens back"
+        )
+    return cache
 
 
 def vocab_size(model: Any) -> int:

@@ -118,6 +118,13 @@ def test_errors_are_told_in_words_and_by_the_exit_code(folder: Path, arguments: 
     assert "Traceback" not in result.output
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU that is asked for is there")
+def test_a_device_that_is_not_there_is_refused(folder: Path) -> None:
+    result = generate(folder, "--device", "cuda:0")
+    assert result.exit_code == 1
+    assert "Error: --device: expected a device that is present, got cuda:0" in result.stderr
+
+
 def test_a_draft_of_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
     other = tiny_models.save_folder(tiny_models.tiny_llama(seed=2, vocab=300), tmp_path / "other")
     result = generate(folder, "--draft", other)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import specker
 from specker import InvalidInputError
@@ -186,6 +187,18 @@ def test_a_sliding_window_is_rolled_back_rightly(draft: str, sliding_window: int
     assert result.token_ids[0].tolist() == tiny_models.greedy(target, PROMPT, 25)
 
 
+def test_a_cache_that_cannot_be_cropped_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers.DynamicCache, "is_croppable", False, raising=False)
+    with pytest.raises(ValueError, match="target: expected a model whose key-value cache can be cropped, got Llama"):
+        generate(TARGET, PromptLookup(), PROMPT)
+
+
+def test_another_architecture_decodes_greedily_as_transformers_does() -> None:
+    target = tiny_models.tiny_gpt2()
+    result = generate(target, DRAFTS["model"], PROMPT, temperature=0.0, gamma=3, max_new_tokens=20)
+    assert result.token_ids[0].tolist() == tiny_models.greedy(target, PROMPT, 20)
+
+
 def test_skipped_layers_share_the_weights_and_leave_the_target_alone() -> None:
     target = tiny_models.tiny_llama(seed=6, layers=4)
     before = target(PROMPT).logits
@@ -286,6 +299,12 @@ def test_a_draft_that_fails_is_told() -> None:
         ({"target": tiny_models.tiny_llama(seed=1).train()}, ValueError, "target: expected a model in evaluation mode"),
         ({"draft": SkipLayers((2, 0))}, ValueError, r"expected numbers in 0..1, got \[2\]"),
         ({"draft": SkipLayers((1, 0))}, ValueError, "at least one of 2 layers to stay, got all"),
+        (
+            {"draft": tiny_models.tiny_llama(seed=1).to("meta")},
+            ValueError,
+            "expected a model on cpu .*, got one on meta",
+        ),
+        ({"target": tiny_models.tiny_gpt2(), "draft": SkipLayers((0,))}, ValueError, "ModuleList `layers`, got GPT2"),
         ({"draft": PromptLookup(2, 3)}, ValueError, "expected 1 <= min_ngram <= max_ngram, got min_ngram 3"),
     ],
 )

@@ -50,6 +50,21 @@ def tiny_mistral(seed: int, *, vocab: int = 32, sliding_window: int) -> Any:
     return _build(transformers.MistralForCausalLM, config, seed)
 
 
+def tiny_gpt2() -> Any:
+    """Return a random GPT-2, whose decoder is built otherwise than Llama's."""
+    config = transformers.GPT2Config(
+        vocab_size=32,
+        n_positions=64,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        initializer_range=0.6,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return _build(transformers.GPT2LMHeadModel, config, seed=8)
+
+
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """Run on one thread: tiny models gain nothing from more, and lose much where others use the processor."""
