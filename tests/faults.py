@@ -186,7 +186,8 @@ Test = TypeVar("Test", bound=Callable[..., None])
 
 def fault(*numbers: str) -> Callable[[Test], Test]:
     """Mark a test as guarding against faults of the list."""
-    marks = pytest.mark.parametrize("fault", numbers, ids=fault_id), pytest.mark.usefixtures("fault")
+    name = "-".join(map(fault_id, numbers))
+    marks = pytest.mark.parametrize("fault", [numbers], ids=[name]), pytest.mark.usefixtures("fault")
 
     def mark(test: Test) -> Test:
         for each in marks:

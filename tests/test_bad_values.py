@@ -14,6 +14,7 @@ from specker import Sampling, Status
 from specker.status import raise_for_bits
 
 from . import cases
+from .cases import interpreted
 
 pytestmark = pytest.mark.usefixtures("on_backend")
 NAN, INF = float("nan"), float("inf")
@@ -74,8 +75,10 @@ VALUE_IDS = [f"{case[0]}-{next(iter(case[1]))}-{at}" for at, case in enumerate(V
 
 @pytest.mark.parametrize("case", VALUES, ids=VALUE_IDS)
 def test_a_bad_value_raises_on_a_cpu_and_sets_a_bit_on_a_device(
-    case: tuple[str, dict[str, Any], Status, str], device: torch.device
+    case: tuple[str, dict[str, Any], Status, str], backend: str, device: torch.device
 ) -> None:
+    if interpreted(backend):
+        pytest.skip("raised by Python from the bits that the next test reads")
     name, changed, bit, words = case
     if device.type == "cpu":
         message = f"invalid input in sequence 1: {words}"
@@ -91,13 +94,14 @@ def test_a_bad_value_raises_on_a_cpu_and_sets_a_bit_on_a_device(
 
 @pytest.mark.parametrize("case", VALUES, ids=VALUE_IDS)
 def test_an_operator_emits_nothing_for_a_sequence_with_a_bad_value(
-    case: tuple[str, dict[str, Any], Status, str], device: torch.device, monkeypatch: pytest.MonkeyPatch
+    case: tuple[str, dict[str, Any], Status, str], backend: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if interpreted(backend) and case is not next(other for other in VALUES if other[::2] == case[::2]):
+        pytest.skip("one value of each kind is enough for the interpreter")
     # What a device tensor gives: the bits are read off instead of raised.
     for module in ("rounds", "sample"):
         monkeypatch.setattr(sys.modules[f"specker.{module}"], "raise_for_bits", lambda status, bits: None)
     name, changed, bit, _ = case
-    good = cases.good_call(name, device)
     result = cases.good_call(name, device, **changed)
     assert result.status.tolist() == [0, bit]
     if name == "sample":
@@ -106,7 +110,6 @@ def test_an_operator_emits_nothing_for_a_sequence_with_a_bad_value(
         assert result.token_ids.tolist()[1] == [-1] * (GAMMA + 1)
         assert result.num_accepted.tolist()[1] == result.num_emitted.tolist()[1] == 0
         assert result.num_emitted.tolist()[0] >= 1
-    assert good.status.tolist() == [0, 0]
 
 
 def test_uniforms_behind_the_length_may_be_anything(device: torch.device) -> None:

@@ -76,7 +76,7 @@ def test_nan_in_draft_probs_rejects_and_draws_from_the_target(device: torch.devi
 
 @fault("B02")
 def test_an_impossible_token_never_passes_in_half_precision(backend: str, device: torch.device) -> None:
-    batch = 64 if interpreted(backend) else 40_000
+    batch = 8 if interpreted(backend) else 40_000
     target = cases.log([0, 1, 0, 0], device, torch.bfloat16).expand(batch, 2, 4)
     draft = cases.log([0, 0, 1, 0], device, torch.bfloat16).expand(batch, 1, 4)
     result = specker.verify(torch.full((batch, 1), 2, device=device), target, draft, seed=0)
@@ -93,7 +93,7 @@ def test_residual_of_tiny_ratios_equals_float64(backend: str, device: torch.devi
     draft[-1] = 0.0
     draft = draft.float()
     residual = (target.double().softmax(-1) - draft.double().softmax(-1)).clamp(min=0)
-    ids = torch.linspace(0, vocab - 2, 4 if interpreted(backend) else 64).long()
+    ids = torch.linspace(0, vocab - 2, 2 if interpreted(backend) else 64).long()
     middle = (residual.cumsum(-1) - residual / 2) / residual.sum()
     heavy = [int(residual[max(token - 500, 0) : token + 500].argmax()) + max(token - 500, 0) for token in ids.tolist()]
     emitted = cases.first_tokens(target.to(device), draft.to(device), vocab - 1, middle[heavy].tolist())
@@ -119,18 +119,19 @@ def test_sample_feeding_verify_keeps_the_law_in_bfloat16(backend: str, device: t
 
 @fault("B07")
 @pytest.mark.parametrize("floor", [float("-inf"), -1000.0], ids=["masked", "underflowing"])
-def test_residual_has_no_floor(floor: float, device: torch.device) -> None:
+def test_residual_has_no_floor(floor: float, backend: str, device: torch.device) -> None:
     vocab = 128_256
     target, draft = torch.full((vocab,), floor, device=device), torch.full((vocab,), floor, device=device)
     target[3], draft[9] = 0.0, 0.0
-    assert cases.first_tokens(target, draft, 9, [0.0, 0.5, ALMOST_ONE]) == [3] * 3
+    emissions = [0.5] if interpreted(backend) else [0.0, 0.5, ALMOST_ONE]
+    assert cases.first_tokens(target, draft, 9, emissions) == [3] * len(emissions)
 
 
 @fault("B09")
-def test_ratios_are_those_of_the_draft_tokens(device: torch.device) -> None:
+def test_ratios_are_those_of_the_draft_tokens(backend: str, device: torch.device) -> None:
     target = [[0.1, 0.15, 0.2, 0.25, 0.3], [0.3, 0.24, 0.21, 0.14, 0.11], [0.2] * 5]
     draft = [[0.31, 0.26, 0.19, 0.13, 0.11], [0.12, 0.13, 0.16, 0.28, 0.31]]
-    for tokens in itertools.permutations(range(5), 2):
+    for tokens in list(itertools.permutations(range(5), 2))[:: 7 if interpreted(backend) else 1]:
         result = specker.verify(
             torch.tensor([tokens], device=device),
             cases.log([target], device),
@@ -187,7 +188,7 @@ def test_a_row_that_sums_to_one_is_not_taken_for_probabilities(device: torch.dev
 
 @fault("B12")
 def test_a_bad_draft_is_mostly_rejected(backend: str, device: torch.device) -> None:
-    batch = 64 if interpreted(backend) else 10_000
+    batch = 8 if interpreted(backend) else 10_000
     result = specker.verify(
         torch.zeros((batch, 1), dtype=torch.int64, device=device),
         cases.log([0.01, 0.99], device).expand(batch, 2, 2),

@@ -66,12 +66,13 @@ def test_an_arg_max_draft_is_a_point_mass_and_its_soft_row_is_wrong(device: torc
 
 
 @fault("B43")
-def test_draft_rows_are_found_by_index_after_a_permutation(device: torch.device) -> None:
+def test_draft_rows_are_found_by_index_after_a_permutation(backend: str, device: torch.device) -> None:
     target, draft = cases.random_rows(3, 3, 19).to(device), cases.random_rows(5, 2, 19).to(device)
     tokens = torch.tensor([[1, 2], [3, 4], [5, 6]], device=device)
-    for slots in ([4, 0, 2], [2, 4, 0], [1, 1, 3]):
+    some = interpreted(backend)
+    for slots in [[4, 0, 2]] if some else [[4, 0, 2], [2, 4, 0], [1, 1, 3]]:
         index = torch.tensor(slots, device=device)
-        for order in ([0, 1, 2], [2, 0, 1]):
+        for order in [[2, 0, 1]] if some else [[0, 1, 2], [2, 0, 1]]:
             options: dict[str, Any] = {
                 "seed": torch.tensor([7, 8, 9], device=device)[order],
                 "return_logprobs": True,

@@ -71,8 +71,10 @@ def test_filters_keep_the_right_ids(
 
 @pytest.mark.parametrize("case", KEPT)
 def test_filters_given_as_tensors_keep_the_same_ids(
-    case: tuple[list[float], dict[str, float], list[int]], device: torch.device
+    case: tuple[list[float], dict[str, float], list[int]], backend: str, device: torch.device
 ) -> None:
+    if interpreted(backend):
+        pytest.skip("the kernels take numbers as tensors, and the interpreter is slow")
     probs, sampling, kept = case
     tensors = {name: torch.tensor([value], device=device) for name, value in sampling.items()}
     assert cases.kept_ids(cases.log(probs, device), **tensors) == kept
@@ -116,7 +118,11 @@ def test_a_drawn_token_is_in_the_kept_set_and_has_a_finite_logprob(device: torch
 @fault("B65")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("ulps", [-1, 0, 1])
-def test_a_top_p_on_a_prefix_sum_keeps_its_boundary_token(seed: int, ulps: int, device: torch.device) -> None:
+def test_a_top_p_on_a_prefix_sum_keeps_its_boundary_token(
+    seed: int, ulps: int, backend: str, device: torch.device
+) -> None:
+    if interpreted(backend) and seed > 0:
+        pytest.skip("one row is enough for the interpreter")
     row = cases.random_rows(500, seed=seed)
     order = row.argsort(descending=True)
     mass = row.double().softmax(-1)[order].cumsum(-1)
@@ -134,13 +140,14 @@ def test_a_top_p_on_a_prefix_sum_keeps_its_boundary_token(seed: int, ulps: int, 
 @pytest.mark.parametrize(
     "identity", [{"top_p": 1.0}, {"top_p": 1.5}, {"top_k": 21}, {"top_k": 0}, {"min_p": 0.0}], ids=str
 )
-def test_identities_change_no_bit(identity: dict[str, float], device: torch.device) -> None:
+def test_identities_change_no_bit(identity: dict[str, float], backend: str, device: torch.device) -> None:
     row = cases.log([1 - 20e-9] + [1e-9] * 20, device)
-    plain = cases.token_probs(row)
+    ids = [0, 20] if interpreted(backend) else range(21)
+    plain = cases.token_probs(row, ids)
     assert bool((plain > 0).all())
-    assert cases.token_probs(row, **identity).tolist() == plain.tolist()
+    assert cases.token_probs(row, ids, **identity).tolist() == plain.tolist()
     tensors = {name: torch.tensor([value], device=device) for name, value in identity.items()}
-    assert cases.token_probs(row, **tensors).tolist() == plain.tolist()
+    assert cases.token_probs(row, ids, **tensors).tolist() == plain.tolist()
 
 
 @fault("B67")
@@ -171,7 +178,7 @@ def test_awkward_rows_keep_what_a_sort_keeps(
 ) -> None:
     row = cases.log(probs)
     wanted = sorted_reference(row.double().numpy(), *sampling)
-    ids = range(0, len(probs), 9 if interpreted(backend) else 1)
+    ids = range(0, len(probs), max(len(probs) // 3, 1) if interpreted(backend) else 1)
     temperature, top_k, top_p, min_p = sampling
     got = cases.token_probs(row.to(device), ids, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     assert got.tolist() == pytest.approx(wanted[list(ids)].tolist(), rel=1e-5)

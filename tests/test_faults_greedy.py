@@ -9,7 +9,7 @@ import specker
 from specker import operators
 
 from . import cases
-from .cases import ALMOST_ONE, Round
+from .cases import ALMOST_ONE, Round, interpreted
 from .faults import fault, fault_case
 
 pytestmark = pytest.mark.usefixtures("on_backend")
@@ -103,42 +103,41 @@ def test_a_tiny_temperature_on_half_precision_logits_takes_the_arg_max(
 @pytest.mark.parametrize("kind", ["number", torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("temperature", [0.0, 1e-6, 9.9e-6, 9.999999e-6, 1e-5, 1.1e-5])
 def test_sample_and_verify_agree_on_what_is_greedy(
-    temperature: float, kind: str | torch.dtype, device: torch.device
+    temperature: float, kind: str | torch.dtype, backend: str, device: torch.device
 ) -> None:
-    given = temperature if isinstance(kind, str) else torch.full((32,), temperature, dtype=kind, device=device)
-    value = temperature if isinstance(kind, str) else float(torch.tensor(temperature, dtype=kind))
+    if interpreted(backend) and (temperature not in (1e-5, 1.1e-5) or kind == torch.float64):
+        pytest.skip("the values near the threshold are enough for the interpreter")
+    batch = 3
+    given = temperature if isinstance(kind, str) else torch.full((batch,), temperature, dtype=kind, device=device)
+    greedy = (temperature if isinstance(kind, str) else float(torch.tensor(temperature, dtype=kind))) < 1e-5
     # A tie: greedy takes the lowest id whatever the random number, sampling takes either.
     row = torch.zeros(2, device=device)
-    greedy = value < 1e-5
-    drawn = specker.sample(row.expand(32, 2), temperature=given, seed=0)
-    assert (drawn.token_ids.sum() == 0) == greedy
+    emission = specker.random.uniforms(torch.arange(batch), 0, specker.random.DRAFT_PURPOSE)[1]
+    sampled = (emission >= 0.5).long()
+    assert 0 < int(sampled.sum()) < batch
+    drawn = specker.sample(row.expand(batch, 2), temperature=given, seed=0)
+    assert drawn.token_ids.tolist() == ([0] * batch if greedy else sampled.tolist())
     verified = specker.verify(
-        torch.empty((32, 0), dtype=torch.int64, device=device),
-        row.expand(32, 1, 2),
+        torch.zeros((batch, 1), dtype=torch.int64, device=device),
+        row.expand(batch, 2, 2),
         temperature=given,
-        uniforms=cases.uniforms([[(0.5, 0.9)]] * 32, device),
-    )
-    assert verified.token_ids.flatten().tolist() == [0 if greedy else 1] * 32
-    certain = specker.verify(
-        torch.zeros((32, 1), dtype=torch.int64, device=device),
-        row.expand(32, 2, 2),
-        temperature=given,
-        seed=0,
+        uniforms=cases.uniforms([[(0.1, 0.9), (0.1, 0.9)]] * batch, device),
         return_accept_probs=True,
     )
-    assert certain.accept_probs is not None
-    assert certain.accept_probs.flatten().tolist() == [1.0 if greedy else 0.5] * 32
+    assert verified.token_ids.tolist() == [[0, 0 if greedy else 1]] * batch
+    assert verified.accept_probs is not None
+    assert verified.accept_probs.flatten().tolist() == [1.0 if greedy else 0.5] * batch
     # With the receipt of the draw: greedy, the draft is one-hot at id 0 as the target is.
     checked = specker.verify(
         drawn.token_ids.unsqueeze(-1),
-        row.expand(32, 2, 2),
-        row.expand(32, 1, 2),
+        row.expand(batch, 2, 2),
+        row.expand(batch, 1, 2),
         temperature=given,
         draft_receipt=specker.DraftReceipt.stack([drawn.receipt]),
         seed=0,
     )
-    assert checked.num_accepted.tolist() == [1] * 32
-    assert checked.status.tolist() == [0] * 32
+    assert checked.num_accepted.tolist() == [1] * batch
+    assert checked.status.tolist() == [0] * batch
 
 
 @fault("B55")
@@ -161,13 +160,13 @@ def test_a_draft_row_that_a_greedy_sequence_does_not_read_may_hold_anything(
 
 
 @fault("B59")
-def test_no_random_number_reaches_a_greedy_sequence(device: torch.device) -> None:
+def test_no_random_number_reaches_a_greedy_sequence(backend: str, device: torch.device) -> None:
     target = cases.random_rows(2, 3, 11).to(device)
     target[1] = target[0]
     draft = cases.random_rows(2, 2, 11, seed=1).to(device)
     best = target[0].argmax(-1)
     for tokens, emitted in ((best[:2], best.tolist()), ((best[:2] + 1) % 11, [int(best[0]), -1, -1])):
-        for uniform in (0.0, 0.3, 0.999, ALMOST_ONE):
+        for uniform in (0.0, ALMOST_ONE) if interpreted(backend) else (0.0, 0.3, 0.999, ALMOST_ONE):
             result = specker.verify(
                 tokens.expand(2, 2),
                 target,
@@ -193,6 +192,6 @@ def test_a_missing_extension_is_said_before_anything_runs(backend: str, monkeypa
 @fault("B60")
 def test_sampling_reaches_more_than_the_arg_max(device: torch.device) -> None:
     row = torch.tensor([0.0, 0.1, 0.0], device=device)
-    drawn = specker.sample(row.expand(64, 3), seed=0).token_ids
+    drawn = specker.sample(row.expand(12, 3), seed=0).token_ids
     assert set(drawn.tolist()) == {0, 1, 2}
     assert cases.bonus_tokens(row, [0.1, 0.5, 0.9]) == [0, 1, 2]

@@ -11,7 +11,7 @@ import specker
 from specker import Status
 
 from . import cases
-from .cases import ALMOST_ONE, Round
+from .cases import ALMOST_ONE, Round, interpreted
 from .faults import fault, fault_case
 
 pytestmark = pytest.mark.usefixtures("on_backend")
@@ -32,7 +32,9 @@ BAD_ROWS = {
 @fault("B13")
 @pytest.mark.parametrize("vocab", [8193, 10_000, 151_936])
 @pytest.mark.parametrize("low", [-INF, -1e4], ids=["masked", "underflowing"])
-def test_a_last_tile_without_mass_never_wins(vocab: int, low: float, device: torch.device) -> None:
+def test_a_last_tile_without_mass_never_wins(vocab: int, low: float, backend: str, device: torch.device) -> None:
+    if interpreted(backend) and vocab > 10_000:
+        pytest.skip("too many shards for the interpreter")
     target, draft = torch.full((vocab,), low, device=device), torch.full((vocab,), low, device=device)
     target[5], draft[7] = 0.0, 0.0
     assert cases.first_tokens(target, draft, 7, [0.0, ALMOST_ONE]) == [5, 5]

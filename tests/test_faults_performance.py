@@ -20,7 +20,9 @@ from .faults import fault
 @fault("B117")
 @pytest.mark.usefixtures("on_backend")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_vocabulary_of_262144_is_read_in_tiles(dtype: torch.dtype, device: torch.device) -> None:
+def test_a_vocabulary_of_262144_is_read_in_tiles(dtype: torch.dtype, backend: str, device: torch.device) -> None:
+    if interpreted(backend):
+        pytest.skip("too many shards for the interpreter, which shows one such row under B34")
     vocab = 2**18
     target = torch.full((vocab,), -20.0, dtype=dtype, device=device)
     for token in (0, 100_000, vocab - 1):

@@ -221,11 +221,15 @@ VOCABS = [1, 2, 3, 31, 32, 33, 127, 1023, 1025, 40_001]
 @fault("B85")
 @pytest.mark.parametrize("vocab", VOCABS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_odd_vocabularies_equal_the_reference(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
-    batch = 2
+def test_odd_vocabularies_equal_the_reference(
+    vocab: int, dtype: torch.dtype, backend: str, device: torch.device
+) -> None:
+    if interpreted(backend) and (dtype == torch.bfloat16 or vocab in (2, 31, 32, 1023)):
+        pytest.skip("a few of the vocabularies are enough for the interpreter")
+    batch = 1 if interpreted(backend) else 2
     target = cases.random_rows(batch, 3, vocab, dtype=dtype)
     draft = cases.random_rows(batch, 2, vocab, dtype=dtype)
-    tokens = torch.tensor([[0, vocab - 1], [vocab // 2, vocab // 3]])
+    tokens = torch.tensor([[0, vocab - 1], [vocab // 2, vocab // 3]])[:batch]
     for draft_rows in (draft, None):
         arguments: dict[str, Any] = {"seed": 11, "return_logprobs": True, "return_accept_probs": True}
         got = specker.verify(
