@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from specker import generation, models
 from specker.cli_report import Plain, TokenStream, first_difference, print_report
 from specker.packages import ModelUnavailableError
+from specker.sampling import GREEDY_TEMPERATURE
 
 DEMO_PROMPT = """Repeat this text word for word:
 
@@ -61,8 +62,8 @@ def generate(
     try:
         if threads:
             torch.set_num_threads(threads)
-        loaded = _load_target(target, Dtype(dtype), device, console)
-        chosen_draft, draft_name = _choose_draft(draft, skip_layers, loaded, Dtype(dtype))
+        loaded = _load_target(target, dtype, device, console)
+        chosen_draft, draft_name = _choose_draft(draft, skip_layers, loaded, dtype)
         input_ids = _encode(loaded, prompt, raw)
         parameters: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         settings = (
@@ -86,7 +87,7 @@ def generate(
         console.print("plain decoding, for comparison ...", style="dim")
         plain = _decode_plain(loaded, input_ids, max_new_tokens, parameters)
         difference = first_difference(loaded.model, input_ids, result.token_ids[0], plain.token_ids)
-        print_report(console, result.stats, plain, difference, greedy=temperature == 0.0)
+        print_report(console, result.stats, plain, difference, greedy=_is_greedy(temperature, top_p))
     except KeyboardInterrupt:
         counted = f": {stream.counters()}" if stream is not None else ""
         errors.print(f"\ninterrupted{counted}", markup=False)
@@ -120,6 +121,10 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device: expected a device that is present, got {name}; specker doctor lists them")
     return device
+
+
+def _is_greedy(temperature: float, top_p: float) -> bool:
+    return temperature < GREEDY_TEMPERATURE or top_p <= 0
 
 
 def _choose_draft(
@@ -162,8 +167,10 @@ def _decode_plain(
     loaded: models.LoadedModel, input_ids: torch.Tensor, max_new_tokens: int, parameters: dict[str, Any]
 ) -> Plain:
     """Time transformers' own generate on the same prompt, after a warm-up like that of the speculative run."""
-    greedy = parameters["temperature"] == 0.0
+    greedy = _is_greedy(parameters["temperature"], parameters["top_p"])
     arguments: dict[str, Any] = {"do_sample": False} if greedy else {"do_sample": True, **parameters}
+    # Some models ask for a penalty in their generation config; neither side of the comparison applies one.
+    arguments["repetition_penalty"] = 1.0
     arguments["attention_mask"] = torch.ones_like(input_ids)
     eos = loaded.model.generation_config.eos_token_id
     # transformers wants a padding token even for a single sequence, and warns where it has to choose one.

@@ -79,6 +79,20 @@ def test_generate_takes_every_draft(folder: Path, draft_folder: Path, draft: str
     assert ("yes" if temperature == 0 else "not compared") in equality
 
 
+@pytest.mark.parametrize("arguments", [["--temperature", "1e-6"], ["--temperature", "1", "--top-p", "0"]])
+def test_every_way_to_say_greedy_is_compared_with_plain_decoding(folder: Path, arguments: list[str]) -> None:
+    result = generate(folder, *arguments, "--max-new-tokens", 12)
+    assert result.exit_code == 0, result.output
+    assert "yes" in row(result.output, "greedy output equals plain")
+
+
+def test_a_penalty_in_the_generation_config_is_left_out_on_both_sides(folder: Path, tmp_path: Path) -> None:
+    model = models.load(str(folder), dtype=torch.float32).model
+    model.generation_config.repetition_penalty = 3.0
+    penalised = tiny_models.save_folder(model, tmp_path / "penalised")
+    assert "yes" in row(generate(penalised, "--max-new-tokens", 20).output, "greedy output equals plain")
+
+
 def test_the_text_is_that_of_the_target(folder: Path) -> None:
     loaded = models.load(str(folder), dtype=torch.float32)
     prompt = loaded.tokenizer("abcabcabc", return_tensors="pt")["input_ids"]
