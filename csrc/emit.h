@@ -122,7 +122,7 @@ static double subtract_weights(const float* draft_weights, int64_t padded, const
   return fixed_sum(weights, padded);
 }
 
-// The same straight from two rows of logits.
+// The same straight from two rows of logits, by shifted exponentials.
 template <bool FILTERED>
 static double subtract_logits(const Sampled& target, const Sampled& draft, const Entries& target_entries,
                               const Entries& draft_entries, float target_largest, float draft_largest,
@@ -140,8 +140,8 @@ static double subtract_logits(const Sampled& target, const Sampled& draft, const
       for (int64_t part = 0; part < CHUNK; part += LANES) {
         const float target_value = target_entries.values[begin + part + lane];
         const float draft_value = draft_entries.values[begin + part + lane];
-        float target_weight = exponential(target_value - target_largest, target_scale);
-        float draft_weight = exponential(draft_value - draft_largest, draft_scale);
+        float target_weight = shifted_exponential(target_value - target_largest, target_scale);
+        float draft_weight = shifted_exponential(draft_value - draft_largest, draft_scale);
         if (FILTERED) {
           target_weight = target_value >= target_threshold ? target_weight : 0.0f;
           draft_weight = draft_value >= draft_threshold ? draft_weight : 0.0f;
@@ -183,7 +183,7 @@ static ShardResidual shard_residual(const Sampled& target, const Sampled& draft,
     const auto subtract = filtered ? subtract_logits<true> : subtract_logits<false>;
     const double sum =
         subtract(target, draft, target_entries, draft_entries, target_largest, draft_largest, ratio, residual);
-    return {sum, scale};
+    return {sum, scale * EXPONENT_SHIFT};
   }
   kept_weights(target.law, target_entries, target_largest, target_threshold, residual);
   kept_weights(draft.law, draft_entries, draft_largest, draft_threshold, draft_weights);

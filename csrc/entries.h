@@ -10,6 +10,7 @@ struct Row {
   DType dtype;
   bool is_probs;
   int64_t vocab;
+  const char* next;  // the row that is likely read after this one, or null
 };
 
 // CHUNK-aligned entries widened to float32 and padded to whole chunks with values that weigh nothing.
@@ -29,7 +30,7 @@ static inline int64_t width_of(DType dtype) { return dtype == DType::FLOAT32 ? 4
 
 static inline Row row_at(const Rows& rows, int64_t vocab, int64_t sequence, int64_t index) {
   const int64_t offset = sequence * rows.stride_sequence + index * rows.stride_row;
-  return {static_cast<const char*>(rows.data) + offset * width_of(rows.dtype), rows.dtype, rows.is_probs, vocab};
+  return {static_cast<const char*>(rows.data) + offset * width_of(rows.dtype), rows.dtype, rows.is_probs, vocab, nullptr};
 }
 
 SPECKER_INLINE float float_from_bits(uint32_t bits) {
@@ -50,18 +51,20 @@ SPECKER_INLINE float widen_float16(uint16_t bits) {
   return sign ? -value : value;
 }
 
+template <class Widen>
+static void widen_all(const uint16_t* source, int64_t count, float* out, Widen widen_one) {
+#pragma omp simd
+  for (int64_t index = 0; index < count; ++index) out[index] = widen_one(source[index]);
+}
+
 static void widen(const Row& row, int64_t begin, int64_t count, float* out) {
+  const uint16_t* source = reinterpret_cast<const uint16_t*>(row.data) + begin;
   if (row.dtype == DType::FLOAT32) {
     __builtin_memcpy(out, row.data + begin * 4, static_cast<size_t>(count) * 4);
-    return;
-  }
-  const uint16_t* source = reinterpret_cast<const uint16_t*>(row.data) + begin;
-  if (row.dtype == DType::BFLOAT16) {
-#pragma omp simd
-    for (int64_t index = 0; index < count; ++index) out[index] = widen_bfloat16(source[index]);
+  } else if (row.dtype == DType::BFLOAT16) {
+    widen_all(source, count, out, widen_bfloat16);
   } else {
-#pragma omp simd
-    for (int64_t index = 0; index < count; ++index) out[index] = widen_float16(source[index]);
+    widen_all(source, count, out, widen_float16);
   }
 }
 
@@ -83,22 +86,23 @@ struct Measure {
   bool valid;
 };
 
-// The largest value, and whether there is no NaN, no +inf and, among probabilities, nothing negative.
-template <bool IS_PROBS>
-static Measure measure_entries(const Entries& entries) {
+// The largest value, and whether there is no NaN, no +inf and, among probabilities, nothing negative. `read` gives the
+// value at an index, so that rows of two bytes an entry are widened on the way.
+template <bool IS_PROBS, class Read>
+static Measure measure_values(int64_t padded, Read read) {
   float largest[LANES], smallest[LANES], checks[LANES];
   for (int64_t lane = 0; lane < LANES; ++lane) {
     largest[lane] = -__builtin_inff();
     smallest[lane] = 0.0f;
     checks[lane] = 0.0f;
   }
-  for (const float* chunk = entries.values; chunk < entries.values + entries.padded; chunk += CHUNK) {
+  for (int64_t begin = 0; begin < padded; begin += CHUNK) {
 #pragma omp simd
     for (int64_t lane = 0; lane < LANES; ++lane) {
       float most = largest[lane], least = smallest[lane], check = checks[lane];
 #pragma GCC unroll 8
       for (int64_t part = 0; part < CHUNK; part += LANES) {
-        const float value = chunk[part + lane];
+        const float value = read(begin + part + lane);
         most = value > most ? value : most;
         // A sum keeps NaN and +inf, and the factor keeps finite values from growing into them.
         check = multiply_add(value, 0x1p-20f, check);
@@ -115,6 +119,28 @@ static Measure measure_entries(const Entries& entries) {
   return measure;
 }
 
+template <class Read>
+static inline Measure measure_values(bool is_probs, int64_t padded, Read read) {
+  return is_probs ? measure_values<true>(padded, read) : measure_values<false>(padded, read);
+}
+
 static inline Measure measure_entries(const Row& row, const Entries& entries) {
-  return row.is_probs ? measure_entries<true>(entries) : measure_entries<false>(entries);
+  const float* values = entries.values;
+  return measure_values(row.is_probs, entries.padded, [=](int64_t index) { return values[index]; });
+}
+
+// load_entries and measure_entries in one.
+static Measure load_and_measure(const Row& row, int64_t begin, int64_t end, float* buffer, Entries* entries) {
+  const int64_t count = (end < row.vocab ? end : row.vocab) - begin;
+  if (row.dtype == DType::FLOAT32 || count % CHUNK) {
+    *entries = load_entries(row, begin, end, buffer);
+    return measure_entries(row, *entries);
+  }
+  *entries = {buffer, count, count, nullptr, 0};
+  const uint16_t* source = reinterpret_cast<const uint16_t*>(row.data) + begin;
+  if (row.dtype == DType::BFLOAT16) {
+    return measure_values(row.is_probs, count,
+                          [=](int64_t index) { return buffer[index] = widen_bfloat16(source[index]); });
+  }
+  return measure_values(row.is_probs, count, [=](int64_t index) { return buffer[index] = widen_float16(source[index]); });
 }

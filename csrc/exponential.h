@@ -35,7 +35,10 @@ SPECKER_INLINE float multiply_add(float left, float right, float addend) {
 #endif
 }
 
-SPECKER_INLINE float exponential(float difference, const ExponentialScale& scale) {
+// 2^64 times the exponential: the exponent of a subnormal result stays normal until EXPONENT_SHIFT takes the factor back.
+constexpr float EXPONENT_SHIFT = 0x1p-64f;
+
+SPECKER_INLINE float shifted_exponential(float difference, const ExponentialScale& scale) {
   const float clamped = difference > scale.lowest ? difference : scale.lowest;
   // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits; 64 more keeps the exponent normal.
   const float magic = 12582912.0f + 64.0f;
@@ -54,8 +57,12 @@ SPECKER_INLINE float exponential(float difference, const ExponentialScale& scale
   __builtin_memcpy(&shifted_bits, &shifted, sizeof shifted);
   power_bits += shifted_bits << 23;
   __builtin_memcpy(&power, &power_bits, sizeof power);
+  return power;
+}
+
+SPECKER_INLINE float exponential(float difference, const ExponentialScale& scale) {
   // The one rounding of a subnormal result.
-  return power * 0x1p-64f;
+  return shifted_exponential(difference, scale) * EXPONENT_SHIFT;
 }
 
 // The same in float64, for masses that decide a filter; differences below -700 temperatures give 0.

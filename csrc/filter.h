@@ -32,7 +32,7 @@ struct FilteredRow {
 
 enum class Measured { COUNT, MASS, EXACT_MASS };
 
-static void measure_values(const FilteredRow& row, Measured measured, const float* values, int64_t count, double* out) {
+static void weigh_values(const FilteredRow& row, Measured measured, const float* values, int64_t count, double* out) {
   const double row_max = row.row_max;
   if (measured == Measured::COUNT) {
     for (int64_t index = 0; index < count; ++index) out[index] = 1.0;
@@ -112,7 +112,7 @@ static double measure_above(const FilteredRow& row, Measured measured, float flo
   double total = 0.0;
   for_blocks(row, floor, [&](const float* values, int64_t count) {
     double measures[BLOCK];
-    measure_values(row, measured, values, count, measures);
+    weigh_values(row, measured, values, count, measures);
     for (int64_t index = 0; index < count; ++index) measures[index] = values[index] >= floor ? measures[index] : 0.0;
     total += fixed_sum(measures, count);
     return true;
@@ -140,7 +140,7 @@ static void fill_bins(const FilteredRow& row, Measured measured, OrderRange rang
     float candidates[BLOCK];
     double measures[BLOCK];
     const int64_t hits = append_candidates(values, count, floor, ceiling, candidates);
-    measure_values(row, measured, candidates, hits, measures);
+    weigh_values(row, measured, candidates, hits, measures);
     for (int64_t index = 0; index < hits; ++index) {
       bins[(order_of(candidates[index]) - range.low) >> shift] += measures[index];
     }
@@ -163,7 +163,7 @@ static double narrow(const FilteredRow& row, double wanted, OrderRange* narrowed
 
 static Selection select_gathered(const FilteredRow& row, Measured measured, int64_t count, double above,
                                  double wanted) {
-  measure_values(row, measured, row.scratch.candidates, count, row.scratch.measures);
+  weigh_values(row, measured, row.scratch.candidates, count, row.scratch.measures);
   return select(row.scratch.candidates, row.scratch.measures, count, above, wanted);
 }
 
@@ -210,7 +210,7 @@ static float sampled_count_floor(const FilteredRow& row, int64_t top_k) {
 static float sampled_mass_floor(const FilteredRow& row, float floor, double left_out) {
   int64_t step;
   const int64_t count = gather_sample(row, &step);
-  measure_values(row, Measured::MASS, row.scratch.candidates, count, row.scratch.measures);
+  weigh_values(row, Measured::MASS, row.scratch.candidates, count, row.scratch.measures);
   for (int64_t index = 0; index < count; ++index) {
     if (!(row.scratch.candidates[index] >= floor)) row.scratch.measures[index] = 0.0;
   }

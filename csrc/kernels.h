@@ -16,6 +16,7 @@ namespace {
 #include "statistics.h"
 #include "emit.h"
 #include "sample.h"
+#include "round.h"
 #include "verify.h"
 
 }  // namespace

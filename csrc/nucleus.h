@@ -30,7 +30,7 @@ static inline bool beyond_doubt(const Selection& found, double wanted, double to
 static float top_p_threshold(const FilteredRow& row, double top_p, float kept, double total) {
   const int64_t count = gather(row, kept, static_cast<float>(row.row_max));
   if (count >= 0) {
-    measure_values(row, Measured::EXACT_MASS, row.scratch.candidates, count, row.scratch.measures);
+    weigh_values(row, Measured::EXACT_MASS, row.scratch.candidates, count, row.scratch.measures);
     const double wanted = top_p * fixed_sum(row.scratch.measures, count);
     return select(row.scratch.candidates, row.scratch.measures, count, 0.0, wanted).value;
   }

@@ -67,18 +67,22 @@ static void for_shards(Executor executor, int64_t count, Body body) {
       &body);
 }
 
+static inline void set_ahead(const Row& row, int64_t shard, Entries* entries) {
+  const int64_t next = (shard + 1) * SHARD;
+  entries->ahead = next < row.vocab ? row.data + next * width_of(row.dtype) : row.next;
+  entries->ahead_chunk_bytes = CHUNK * width_of(row.dtype);
+}
+
 static inline Entries load_shard(const Row& row, int64_t shard, float* buffer) {
   Entries entries = load_entries(row, shard * SHARD, (shard + 1) * SHARD, buffer);
-  if ((shard + 1) * SHARD < row.vocab) {
-    entries.ahead = row.data + (shard + 1) * SHARD * width_of(row.dtype);
-    entries.ahead_chunk_bytes = CHUNK * width_of(row.dtype);
-  }
+  set_ahead(row, shard, &entries);
   return entries;
 }
 
-// The largest value of a shard; NaN marks a shard that makes the row invalid.
-static inline float judged_largest(const Row& row, const Entries& entries) {
-  const Measure measure = measure_entries(row, entries);
+// Loads a shard and returns its largest value; NaN marks a shard that makes the row invalid.
+static inline float load_largest(const Row& row, int64_t shard, float* buffer, Entries* entries) {
+  const Measure measure = load_and_measure(row, shard * SHARD, (shard + 1) * SHARD, buffer, entries);
+  set_ahead(row, shard, entries);
   return measure.valid && measure.largest < __builtin_inff() ? measure.largest : __builtin_nanf("");
 }
 
@@ -158,8 +162,8 @@ static void unfiltered_statistics(const Row& row, const Law& law, Executor execu
   RunningSum running = {0.0, 0.0};
   for_shards(executor, num_shards(row.vocab), [&](int64_t shard) {
     alignas(64) float buffer[SHARD];
-    const Entries entries = load_shard(row, shard, buffer);
-    const float largest = judged_largest(row, entries);
+    Entries entries;
+    const float largest = load_largest(row, shard, buffer, &entries);
     statistics->shard_largest[shard] = largest;
     const double mass = proven ? 0.0 : whole_mass(row, law, entries, largest);
     statistics->shard_mass[shard] = mass;
@@ -174,7 +178,8 @@ static void unfiltered_statistics(const Row& row, const Law& law, Executor execu
 static void greedy_statistics(const Row& row, Executor executor, RowStatistics* statistics) {
   for_shards(executor, num_shards(row.vocab), [&](int64_t shard) {
     alignas(64) float buffer[SHARD];
-    statistics->shard_largest[shard] = judged_largest(row, load_shard(row, shard, buffer));
+    Entries entries;
+    statistics->shard_largest[shard] = load_largest(row, shard, buffer, &entries);
   });
   statistics->valid = merge_largest(row, statistics);
   if (!statistics->valid) return;

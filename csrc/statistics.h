@@ -36,6 +36,20 @@ static Workspace make_workspace(int64_t vocab, bool filtered) {
 
 static inline void free_workspace(const Workspace& workspace) { ::operator delete(workspace.memory); }
 
+template <int64_t WIDTH>
+SPECKER_INLINE float largest_lane(const float* lanes) {
+  if constexpr (WIDTH == 1) {
+    return lanes[0];
+  } else {
+    float folded[WIDTH / 2];
+    for (int64_t lane = 0; lane < WIDTH / 2; ++lane) {
+      const float left = lanes[lane], right = lanes[lane + WIDTH / 2];
+      folded[lane] = left > right ? left : right;
+    }
+    return largest_lane<WIDTH / 2>(folded);
+  }
+}
+
 static void measure_blocks(const Entries& entries, float* block_largest) {
   constexpr int64_t WIDTH = 16;
   for (int64_t block = 0; block * BLOCK < entries.count; ++block) {
@@ -51,12 +65,7 @@ static void measure_blocks(const Entries& entries, float* block_largest) {
       }
       lanes[lane] = largest;
     }
-    for (int64_t half = WIDTH / 2; half > 0; half /= 2) {
-      for (int64_t lane = 0; lane < half; ++lane) {
-        lanes[lane] = lanes[lane + half] > lanes[lane] ? lanes[lane + half] : lanes[lane];
-      }
-    }
-    block_largest[block] = lanes[0];
+    block_largest[block] = largest_lane<WIDTH>(lanes);
   }
 }
 
@@ -84,8 +93,8 @@ static void filtered_statistics(const Row& row, const Law& law, const Parameters
   const bool sums = parameters.top_p < 1.0 && parameters.top_k == row.vocab;
   for_shards(executor, num_shards(row.vocab), [&](int64_t shard) {
     alignas(64) float buffer[SHARD];
-    const Entries entries = load_shard(row, shard, buffer);
-    const float largest = judged_largest(row, entries);
+    Entries entries;
+    const float largest = load_largest(row, shard, buffer, &entries);
     statistics->shard_largest[shard] = largest;
     measure_blocks(entries, scratch.block_largest + shard * (SHARD / BLOCK));
     if (sums) statistics->shard_mass[shard] = whole_mass(row, law, entries, largest);

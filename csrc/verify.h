@@ -11,81 +11,16 @@ struct Score {
   int64_t removed;  // the token that TARGET_WITHOUT leaves out
 };
 
-struct Round {
-  const VerifyArguments& arguments;
-  int64_t sequence;
-  int64_t start;   // first row of a flat sequence
-  int64_t length;  // draft tokens of the sequence
-  int64_t slot;    // leading row of the draft tensor
-  int32_t status;
-  Executor executor;
-  Workspace workspace;
-  Sampled target;
-  Sampled draft;
-};
-
-static inline const double* uniforms_at(const Round& round, int64_t index) {
-  const VerifyArguments& arguments = round.arguments;
-  const int64_t base = arguments.cu_num_draft_tokens.data ? round.start + round.sequence : 0;
-  return arguments.uniforms + round.sequence * arguments.uniforms_stride_sequence +
-         (base + index) * arguments.uniforms_stride_row;
-}
-
-static Uniforms decision_uniforms(const Round& round, int64_t index) {
-  const VerifyArguments& arguments = round.arguments;
-  if (arguments.uniforms) {
-    const double* pair = uniforms_at(round, index);
-    return {pair[0], pair[arguments.uniforms_stride_field]};
-  }
-  const uint64_t seed = static_cast<uint64_t>(read_integer(arguments.seed, round.sequence));
-  const uint64_t position = static_cast<uint64_t>(read_integer(arguments.position, round.sequence));
-  return philox_uniforms(seed, position + static_cast<uint64_t>(index), VERIFY_PURPOSE);
-}
-
-static void read_length(Round* round) {
-  const VerifyArguments& arguments = round->arguments;
-  round->length = arguments.gamma;
-  bool good = true;
-  if (arguments.cu_num_draft_tokens.data) {
-    const int64_t end = read_integer(arguments.cu_num_draft_tokens, round->sequence + 1);
-    round->start = read_integer(arguments.cu_num_draft_tokens, round->sequence);
-    round->length = end - round->start;
-    good = round->start >= 0 && end <= arguments.total_draft_tokens;
-  } else if (arguments.num_draft_tokens.data) {
-    round->length = read_integer(arguments.num_draft_tokens, round->sequence);
-  }
-  if (good && round->length >= 0 && round->length <= arguments.gamma) return;
-  round->status |= INVALID_NUM_DRAFT_TOKENS;
-  round->start = round->length = 0;
-}
-
-static void read_slot(Round* round) {
-  const VerifyArguments& arguments = round->arguments;
-  if (!arguments.draft_index.data || !arguments.has_draft) return;
-  round->slot = read_integer(arguments.draft_index, round->sequence);
-  if (round->slot < 0 || round->slot >= arguments.draft_slots) round->status |= INVALID_DRAFT_INDEX;
-}
-
-static void check_uniforms(Round* round) {
-  if (!round->arguments.uniforms) return;
-  for (int64_t index = 0; index <= round->length; ++index) {
-    const Uniforms pair = decision_uniforms(*round, index);
-    // Written so that NaN falls in.
-    const bool good = pair.accept >= 0.0 && pair.accept < 1.0 && pair.emission >= 0.0 && pair.emission < 1.0;
-    if (!good) round->status |= INVALID_UNIFORMS;
-  }
-}
-
 static void measure_target(Round* round, int64_t index) {
   const VerifyArguments& arguments = round->arguments;
-  const int64_t base = arguments.cu_num_draft_tokens.data ? round->start + round->sequence : 0;
-  round->target.row = row_at(arguments.target, arguments.vocab, round->sequence, base + index);
-  row_statistics(round->target.row, round->target.law, round->target.parameters, round->executor,
-                 round->workspace.filter, nullptr, &round->target.statistics);
-}
-
-static void locate_draft(Round* round, int64_t index) {
-  round->draft.row = row_at(round->arguments.draft, round->arguments.vocab, round->slot, round->start + index);
+  Sampled& target = round->target;
+  target.row = target_row(*round, index);
+  const bool reads_draft = arguments.has_draft && !arguments.receipt && !target.parameters.greedy;
+  if (index < round->length) {
+    target.row.next = reads_draft ? draft_row(*round, index).data : target_row(*round, index + 1).data;
+  }
+  row_statistics(target.row, target.law, target.parameters, round->executor, round->workspace.filter, nullptr,
+                 &target.statistics);
 }
 
 static void measure_draft(Round* round, const AcceptProof* proof) {
@@ -116,7 +51,10 @@ static double draft_prob_of_receipt(Round* round, int64_t index) {
 static double draft_prob(Round* round, int64_t index, int64_t token, double target_prob, Score* score) {
   const VerifyArguments& arguments = round->arguments;
   round->draft.statistics.valid = true;
-  if (arguments.has_draft) locate_draft(round, index);
+  if (arguments.has_draft) {
+    round->draft.row = draft_row(*round, index);
+    round->draft.row.next = target_row(*round, index + 1).data;
+  }
   double prob = 1.0;
   if (arguments.receipt) {
     prob = draft_prob_of_receipt(round, index);
@@ -151,15 +89,6 @@ static Score score_sampled(Round* round, int64_t index, int64_t token) {
   score.accepted = passes && target_prob > 0.0;
   score.accept_prob = covered ? (target_prob > 0.0 ? 1.0 : 0.0) : target_prob / drafted_prob;
   return score;
-}
-
-static inline int64_t drafted_token(const Round& round, int64_t index) {
-  const VerifyArguments& arguments = round.arguments;
-  const Integers tokens = arguments.draft_token_ids;
-  const int64_t offset =
-      round.sequence * arguments.draft_token_ids_stride_sequence + (round.start + index) * tokens.stride;
-  return tokens.is_int64 ? static_cast<const int64_t*>(tokens.data)[offset]
-                         : static_cast<const int32_t*>(tokens.data)[offset];
 }
 
 // Judges position `index` as if all before it had been accepted.

@@ -63,6 +63,13 @@ SPECKER_INLINE float float_weight(const Law& law, float value, float reference) 
   return static_cast<float>(relative_weight(law, value, reference));
 }
 
+// Sums are taken of shifted exponentials, and the factor is taken back once.
+template <Weighing WEIGHING>
+SPECKER_INLINE float sum_term(const Law& law, float value, float reference) {
+  if (WEIGHING == Weighing::EXPONENTIAL) return shifted_exponential(value - reference, law.scale);
+  return float_weight<WEIGHING>(law, value, reference);
+}
+
 template <Weighing WEIGHING, bool FILTERED>
 static double sum_chunks(const Law& law, const Entries& entries, float reference, float threshold) {
   constexpr int64_t TERMS = CHUNK / LANES;
@@ -75,7 +82,7 @@ static double sum_chunks(const Law& law, const Entries& entries, float reference
 #pragma GCC unroll 8
       for (int64_t part = 0; part < TERMS; ++part) {
         const float value = chunk[part * LANES + lane];
-        const float weight = float_weight<WEIGHING>(law, value, reference);
+        const float weight = sum_term<WEIGHING>(law, value, reference);
         terms[part] = !FILTERED || value >= threshold ? weight : 0.0f;
       }
       const float low = (terms[0] + terms[1]) + (terms[2] + terms[3]);
@@ -85,7 +92,7 @@ static double sum_chunks(const Law& law, const Entries& entries, float reference
   }
   double sum = 0.0;
   for (int64_t lane = 0; lane < LANES; ++lane) sum += lanes[lane];
-  return sum;
+  return WEIGHING == Weighing::EXPONENTIAL ? sum * EXPONENT_SHIFT : sum;
 }
 
 template <Weighing WEIGHING, bool FILTERED>
