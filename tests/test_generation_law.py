@@ -19,7 +19,7 @@ pytestmark = pytest.mark.law
 ERROR_RATE = 1e-6
 EOS = 4
 LENGTH = 4
-RUNS = 1200
+RUNS = 1000
 PROMPT = [1, 2, 1]
 TARGET = tiny_models.tiny_llama(seed=11, vocab=5, layers=2)
 DRAFTS = {
