@@ -13,8 +13,8 @@ from typing import Any
 from setuptools import find_packages, setup
 
 OLDEST_TORCH = (2, 10)
-# Results must not depend on what the compiler contracts: fused multiply-adds are written where they are meant. Errno and
-# floating-point traps, which nobody reads, would keep loops from being vectorised; NaN and infinities keep their meaning.
+# Results must not depend on what the compiler contracts: fused multiply-adds are written where they are meant. Errno
+# and floating-point traps, which nobody reads, would keep loops from being vectorised; NaN and inf keep their meaning.
 MATH_FLAGS = ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 COMPILE_FLAGS = ["-O3", "-std=c++17", "-fopenmp-simd", *MATH_FLAGS, "-Wall", "-g0"]
 # Holds torch's headers to what 2.10 promises: one build serves every later release.
