@@ -14,7 +14,8 @@ VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 REQUIREMENTS := $(VENV)/requirements.stamp
 PACKAGE := $(VENV)/package.stamp
-PYTEST_ARGS ?=
+# One process a core and one thread a process; more than four would mostly wait for their imports.
+PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
 .PHONY: install demo test lint
 
@@ -24,7 +25,7 @@ demo: install
 	$(VENV)/bin/specker generate
 
 test: install
-	$(VENV)/bin/pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest $(PYTEST_ARGS)
 
 lint: install
 	$(VENV)/bin/ruff check
