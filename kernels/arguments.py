@@ -25,7 +25,8 @@ def load_real(pointer, stride, sequence, default: tl.constexpr):
 @triton.jit
 def is_greedy(temperature, top_p):
     """Return whether a sequence takes the arg-max: the one predicate."""
-    return (temperature < contract.GREEDY_TEMPERATURE) | (top_p <= 0.0)
+    # A difference takes the constant in float64; a comparison would round it to float32 first.
+    return (temperature - contract.GREEDY_TEMPERATURE < 0.0) | (top_p <= 0.0)
 
 
 @triton.jit

@@ -33,8 +33,8 @@ MAX_CANDIDATES = 1024
 """Values around a threshold that are compared with one another rather than counted in bins."""
 MAX_FILTER_PROGRAMS = 528
 """Programs of the filter kernel, which go through the rows in turn: its scratch does not grow with the batch."""
-FILTER_WARPS = 16
-"""Warps of a program that filters one whole row."""
+MAX_FILTER_BLOCK = 2048
+"""Most logits that the filter kernel takes at a time: counting and weighing them needs registers."""
 BLOCK_POSITIONS = 8
 """Positions of a sequence decided at once."""
 STREAM_WARPS = 8

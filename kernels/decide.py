@@ -37,7 +37,7 @@ def load_sequence(integers_ptr, temperatures_ptr, sequence):
 @triton.jit
 def merge_rows(buffers, rows, mask, num_shards, temperature, IS_PROBS: tl.constexpr, BLOCK_SHARDS: tl.constexpr):
     """Return row maximum, weight sum (not > 0 if invalid) and arg-max (of greedy rows) of a block of rows."""
-    shard_max_ptr, shard_sum_ptr, shard_argmax_ptr, _, _, _ = buffers
+    shard_max_ptr, shard_sum_ptr, shard_argmax_ptr = buffers[0], buffers[1], buffers[2]
     shards = tl.arange(0, BLOCK_SHARDS)
     entries = (rows * num_shards)[:, None] + shards[None, :]
     inside = mask[:, None] & (shards < num_shards)[None, :]
@@ -57,7 +57,7 @@ def merge_rows(buffers, rows, mask, num_shards, temperature, IS_PROBS: tl.conste
 @triton.jit
 def row_filter(buffers, rows, mask, weight_sum):
     """Return the threshold of a block of rows (-inf: not filtered) and the weight sums that it keeps."""
-    _, _, _, row_threshold_ptr, row_sum_ptr, _ = buffers
+    row_threshold_ptr, row_sum_ptr = buffers[3], buffers[4]
     threshold = tl.full((rows.shape[0],), float("-inf"), tl.float64)
     if row_threshold_ptr is not None:
         threshold = tl.load(row_threshold_ptr + rows, mask=mask, other=float("-inf"))
@@ -121,7 +121,7 @@ def score(
     Returns (accepted, status bits, accept probability, target probability, whether a rejection draws from the residual).
     """
     gamma, num_shards, rows_per_sequence = sizes
-    _, _, _, _, _, records_ptr = buffers
+    records_ptr = buffers[5]
     drafted = positions < length
     greedy = flag(temperature == 0.0)
     records = records_ptr + (sequence * (gamma + 1) + positions) * contract.POSITION_FIELDS

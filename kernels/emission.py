@@ -29,7 +29,7 @@ def round_up(value):
 @triton.jit
 def load_shards(buffers, row, num_shards, temperature, IS_PROBS: tl.constexpr, BLOCK_SHARDS: tl.constexpr):
     """Return maxima and masses (in units of the row maximum) of the shards of one row, and the row maximum."""
-    shard_max_ptr, shard_sum_ptr, _, _, _, _ = buffers
+    shard_max_ptr, shard_sum_ptr = buffers[0], buffers[1]
     shards = tl.arange(0, BLOCK_SHARDS)
     inside = shards < num_shards
     maxima = tl.load(shard_max_ptr + row * num_shards + shards, mask=inside, other=float("-inf"))
@@ -49,7 +49,7 @@ def draft_facts(
     A point mass, and the arg-max of a greedy draft, holds the whole draft mass: removing its id is the residual.
     """
     gamma, num_shards, rows_per_sequence = sizes
-    _, _, _, _, _, records_ptr = buffers
+    records_ptr = buffers[5]
     record_ptr = records_ptr + (sequence * (gamma + 1) + index) * contract.POSITION_FIELDS
     removed = tl.load(record_ptr + contract.TOKEN_FIELD, mask=wanted, other=-1.0).to(tl.int32)
     shift = tl.full((), 0.0, tl.float32)

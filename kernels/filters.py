@@ -64,15 +64,15 @@ def bin_of(values, low, low_key, bin_scale, shift, linear, NUM_BINS: tl.constexp
 def sweep(
     row_ptr, vocab, low, high, row_max, scale, scratch, unit, low_key, bin_scale, shift, linear,
     COLLECT: tl.constexpr, IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr,
-    SHARD: tl.constexpr, NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
+    BLOCK_VOCAB: tl.constexpr, NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     """Read a row: count and weigh the values above `high`, bin or collect those in low..high."""
     counts_ptr, masses_ptr, candidates_ptr = scratch
-    above_count = tl.full((), 0, tl.int64)
+    above_count = tl.full((), 0, tl.int32)
     above_mass = tl.full((), 0.0, tl.float64)
-    columns = tl.arange(0, SHARD)
-    for first in range(0, vocab, SHARD):
-        values = load_shard(row_ptr, first, vocab, IS_PROBS, ALIGNED, SHARD)
+    columns = tl.arange(0, BLOCK_VOCAB)
+    for first in range(0, vocab, BLOCK_VOCAB):
+        values = load_shard(row_ptr, first, vocab, IS_PROBS, ALIGNED, BLOCK_VOCAB)
         exists = columns < vocab - first
         inside = exists & (values >= low) & (values <= high)
         above = exists & (values > high)
@@ -115,14 +115,14 @@ def bits_above(value, LIMIT: tl.constexpr):
 @triton.jit
 def narrow(
     row_ptr, vocab, low, row_max, scale, wanted, by_mass, scratch,
-    IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, SHARD: tl.constexpr,
+    IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, BLOCK_VOCAB: tl.constexpr,
     NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     """Return an interval low..high of values that holds the threshold, and whether it and all above it can be collected.
 
     The interval holds at most MAX_CANDIDATES values, or one value only. `low` is a guess from where to start.
     """
-    counts_ptr, masses_ptr, _ = scratch
+    counts_ptr, masses_ptr = scratch[0], scratch[1]
     bins = tl.arange(0, NUM_BINS)
     # A power of two: whole weights stay whole, and the sum of a row stays below 2**62.
     one = tl.full((), 1, tl.int64)
@@ -142,10 +142,10 @@ def narrow(
         linear = tl.where((high - low < float("inf")) & (high - low > 1e-30), linear, 0)
         above_count, above_mass = sweep(
             row_ptr, vocab, low, high, row_max, scale, scratch, unit, low_key, bin_scale, shift, linear,
-            False, IS_PROBS, ALIGNED, SHARD, NUM_BINS, MAX_CANDIDATES,
+            False, IS_PROBS, ALIGNED, BLOCK_VOCAB, NUM_BINS, MAX_CANDIDATES,
         )  # fmt: skip
         tl.debug_barrier()
-        counts = tl.load(counts_ptr + bins, cache_modifier=".cg").to(tl.int64)
+        counts = tl.load(counts_ptr + bins, cache_modifier=".cg")
         masses = tl.load(masses_ptr + bins, cache_modifier=".cg").to(tl.float64) / unit
         tl.debug_barrier()
         amounts = tl.where(by_mass > 0, masses, counts.to(tl.float64))
@@ -193,12 +193,13 @@ def mass_from(values, weights, threshold, count, above_mass, MAX_CANDIDATES: tl.
 @triton.jit
 def smallest_kept(
     candidates_ptr, values, weights, count, above, wanted, by_mass, floor, next_above, row_max, temperature,
-    IS_PROBS: tl.constexpr, MAX_CANDIDATES: tl.constexpr, CHUNK: tl.constexpr,
+    IS_PROBS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     """Return the smallest candidate >= floor such that the amount of greater values is below `wanted`.
 
     `next_above` is the answer where no candidate is kept.
     """
+    CHUNK: tl.constexpr = 8
     greater = tl.zeros((MAX_CANDIDATES,), tl.int64)
     for start in range(0, tl.minimum(count, MAX_CANDIDATES), CHUNK):
         slots = start + tl.arange(0, CHUNK)
@@ -227,13 +228,23 @@ def nucleus_floor(row_max, temperature, mass, top_p, vocab, IS_PROBS: tl.constex
 
 
 @triton.jit
+def min_p_floor(min_p, temperature, row_max, IS_PROBS: tl.constexpr):
+    """Return the min-p threshold; -inf where it is off."""
+    if IS_PROBS:
+        floor = row_max.to(tl.float64) * tl.exp(temperature * tl.log(min_p))
+    else:
+        floor = row_max.to(tl.float64) + temperature * tl.log(min_p)
+    return tl.where(min_p > 0.0, floor, float("-inf"))
+
+
+@triton.jit
 def filter_row(
     row_ptr, vocab, top_k, top_p, min_p, temperature, row_max, lowest_max, row_sum, scratch,
-    IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, FITS: tl.constexpr, SHARD: tl.constexpr,
+    IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, FITS: tl.constexpr, BLOCK_VOCAB: tl.constexpr,
     NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     """Return the float64 threshold of a row and the mass that it keeps."""
-    counts_ptr, _, candidates_ptr = scratch
+    counts_ptr, candidates_ptr = scratch[0], scratch[2]
     slots = tl.arange(0, MAX_CANDIDATES)
     scale = exponent_scale(temperature, IS_PROBS)
     threshold = tl.full((), float("-inf"), tl.float32)
@@ -242,99 +253,91 @@ def filter_row(
     # Whether the candidates in memory are all the ids that are kept so far.
     complete = tl.full((), 0, tl.int32)
     count = tl.full((), 0, tl.int32)
-    above_count = tl.full((), 0, tl.int64)
+    above_count = tl.full((), 0, tl.int32)
     above_mass = tl.full((), 0.0, tl.float64)
-    for by_mass in range(0, 2):
-        limits = top_p < 1.0
-        if by_mass == 0:
+    floor = min_p_floor(min_p, temperature, row_max, IS_PROBS)
+    for phase in range(0, 3):
+        limits = flag(top_p < 1.0)
+        if phase == 0:
             limits = (top_k > 0) & (top_k < vocab)
+        if phase == 2:
+            limits = flag(floor > threshold.to(tl.float64))
         if limits:
+            wanted = top_p * kept_mass
+            if phase == 0:
+                wanted = top_k.to(tl.float64)
             if complete == 0:
                 low = tl.full((), float("-inf"), tl.float32)
-                if FITS:
+                if phase == 2:
+                    # Nothing lies between these bounds: the row is summed only.
+                    low = tl.full((), float("inf"), tl.float32)
+                    high = key_value(ordered_key(round_up(floor)).to(tl.int64) - 1)
+                elif FITS:
                     complete = complete + 1
                 else:
-                    low = nucleus_floor(row_max, temperature, kept_mass, tl.maximum(top_p, 0.0), vocab, IS_PROBS)
-                    wanted = top_p * kept_mass
-                    if by_mass == 0:
-                        low = 2.0 * lowest_max - row_max
-                        wanted = top_k.to(tl.float64)
+                    low = 2.0 * lowest_max - row_max
+                    if phase == 1:
+                        low = nucleus_floor(row_max, temperature, kept_mass, tl.maximum(top_p, 0.0), vocab, IS_PROBS)
                     low, high, complete = narrow(
-                        row_ptr, vocab, tl.maximum(low, threshold), row_max, scale, wanted, by_mass, scratch,
-                        IS_PROBS, ALIGNED, SHARD, NUM_BINS, MAX_CANDIDATES,
+                        row_ptr, vocab, tl.maximum(low, threshold), row_max, scale, wanted, phase, scratch,
+                        IS_PROBS, ALIGNED, BLOCK_VOCAB, NUM_BINS, MAX_CANDIDATES,
                     )  # fmt: skip
                     high = tl.where(complete > 0, row_max, high)
                 tl.store(counts_ptr, 0)
                 tl.debug_barrier()
                 above_count, above_mass = sweep(
                     row_ptr, vocab, low, high, row_max, scale, scratch, 1.0, 0, 1.0, 0, 0,
-                    True, IS_PROBS, ALIGNED, SHARD, NUM_BINS, MAX_CANDIDATES,
+                    True, IS_PROBS, ALIGNED, BLOCK_VOCAB, NUM_BINS, MAX_CANDIDATES,
                 )  # fmt: skip
                 tl.debug_barrier()
                 count = tl.load(counts_ptr, volatile=True)
             values = tl.load(candidates_ptr + slots, mask=slots < count, other=float("nan"), cache_modifier=".cg")
             weights = candidate_weights(values, row_max, temperature, IS_PROBS)
-            if FITS:
-                kept_mass = mass_from(values, weights, threshold, count, above_mass, MAX_CANDIDATES)
-            above = above_mass
-            wanted = top_p * kept_mass
-            if by_mass == 0:
-                above = above_count.to(tl.float64)
-                wanted = top_k.to(tl.float64)
-            threshold = smallest_kept(
-                candidates_ptr, values, weights, count, above, wanted, by_mass, threshold,
-                key_value(ordered_key(high).to(tl.int64) + 1), row_max, temperature, IS_PROBS, MAX_CANDIDATES, 32,
-            )  # fmt: skip
+            if phase == 2:
+                threshold = round_up(floor)
+            else:
+                above = above_mass
+                if phase == 0:
+                    above = above_count.to(tl.float64)
+                elif FITS:
+                    wanted = top_p * mass_from(values, weights, threshold, count, above_mass, MAX_CANDIDATES)
+                threshold = smallest_kept(
+                    candidates_ptr, values, weights, count, above, wanted, phase, threshold,
+                    key_value(ordered_key(high).to(tl.int64) + 1), row_max, temperature, IS_PROBS, MAX_CANDIDATES,
+                )  # fmt: skip
             kept_mass = mass_from(values, weights, threshold, count, above_mass, MAX_CANDIDATES)
             tl.debug_barrier()
-    threshold = threshold.to(tl.float64)
-    if min_p > 0.0:
-        share = row_max.to(tl.float64) + temperature * tl.log(min_p)
-        if IS_PROBS:
-            share = row_max.to(tl.float64) * tl.exp(temperature * tl.log(min_p))
-        if share > threshold:
-            threshold = share
-            floor = round_up(share)
-            if complete > 0:
-                values = tl.load(candidates_ptr + slots, mask=slots < count, other=float("nan"), cache_modifier=".cg")
-                weights = candidate_weights(values, row_max, temperature, IS_PROBS)
-                kept_mass = mass_from(values, weights, floor, count, above_mass, MAX_CANDIDATES)
-            else:
-                # Nothing lies between the two bounds: the row is summed only.
-                _, kept_mass = sweep(
-                    row_ptr, vocab, float("inf"), key_value(ordered_key(floor).to(tl.int64) - 1), row_max, scale,
-                    scratch, 1.0, 0, 1.0, 0, 0, True, IS_PROBS, ALIGNED, SHARD, NUM_BINS, MAX_CANDIDATES,
-                )  # fmt: skip
-    return threshold, kept_mass
+    # Where min-p decides, its float64 value is the threshold, not the float32 above it.
+    return tl.where(threshold == round_up(floor), floor, threshold.to(tl.float64)), kept_mass
 
 
 @triton.jit
 def load_top_k(pointer, stride, sequence):
-    """Return the top-k of a sequence; 0 is off."""
+    """Return the top-k of a sequence as int32; 0 is off."""
     if pointer is None:
-        value = tl.full((), 0, tl.int64)
+        value = tl.full((), 0, tl.int32)
     else:
-        value = tl.load(pointer + sequence * stride).to(tl.int64)
+        value = tl.minimum(tl.maximum(tl.load(pointer + sequence * stride), 0), 0x7FFFFFFF).to(tl.int32)
     return value
 
 
 @triton.jit
 def filter_entry(
     row_threshold_ptr, row_sum_ptr, buffers, scratch, entry, row_ptr, top_k, top_p, min_p, temperature, vocab, num_shards,
-    IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, FITS: tl.constexpr, SHARD: tl.constexpr,
+    IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, FITS: tl.constexpr, BLOCK_VOCAB: tl.constexpr,
     BLOCK_SHARDS: tl.constexpr, NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     """Write threshold and kept mass of one row that samples; -inf at once where no filter is on or it is invalid."""
     threshold = tl.full((), float("-inf"), tl.float64)
     limits = ((top_k > 0) & (top_k < vocab)) | flag(top_p < 1.0) | flag(min_p > 0.0)
     if limits:
-        maxima, masses, row_max = load_shards(buffers, entry, num_shards, temperature, IS_PROBS, BLOCK_SHARDS)
+        maxima, masses, row_max = load_shards(buffers, entry.to(tl.int64), num_shards, temperature, IS_PROBS, BLOCK_SHARDS)
         row_sum = tl.sum(masses, axis=0)
         if row_sum > 0.0:
             finite = tl.where(maxima > float("-inf"), maxima, float("inf"))
             threshold, kept_mass = filter_row(
                 row_ptr, vocab, top_k, top_p, min_p, temperature, row_max.to(tl.float32), tl.min(finite, axis=0),
-                row_sum, scratch, IS_PROBS, ALIGNED, FITS, SHARD, NUM_BINS, MAX_CANDIDATES,
+                row_sum, scratch, IS_PROBS, ALIGNED, FITS, BLOCK_VOCAB, NUM_BINS, MAX_CANDIDATES,
             )  # fmt: skip
             tl.store(row_sum_ptr + entry, kept_mass)
     tl.store(row_threshold_ptr + entry, threshold)
@@ -351,39 +354,50 @@ def filter_thresholds(
     draft_top_k_ptr, stride_draft_top_k, draft_top_p_ptr, stride_draft_top_p, draft_min_p_ptr, stride_draft_min_p,
     gamma, vocab, num_shards, rows_per_sequence, num_rows,
     ALIGNED: tl.constexpr, TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr,
-    SHARD: tl.constexpr, BLOCK_SHARDS: tl.constexpr, NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
-    FITS: tl.constexpr,
+    BLOCK_VOCAB: tl.constexpr, BLOCK_SHARDS: tl.constexpr, NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
+    FITS: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """Grid (programs,): program i filters rows i, i + programs, and so on."""
-    program = tl.program_id(0).to(tl.int64)
+    program = tl.program_id(0)
     buffers = (shard_max_ptr, shard_sum_ptr, shard_argmax_ptr, None, None, None)
-    scratch = (
-        counts_ptr + program * NUM_BINS, masses_ptr + program * NUM_BINS, candidates_ptr + program * MAX_CANDIDATES
-    )
-    for entry in range(program, num_rows, tl.num_programs(0)):
-        sequence = (entry // rows_per_sequence) + program * 0
-        row = entry % rows_per_sequence
+    bins = program.to(tl.int64) * NUM_BINS
+    scratch = (counts_ptr + bins, masses_ptr + bins, candidates_ptr + program.to(tl.int64) * MAX_CANDIDATES)
+    for turn in range(0, tl.cdiv(num_rows - program, tl.num_programs(0))):
+        entry = program + turn * tl.num_programs(0)
+        sequence = (entry // rows_per_sequence).to(tl.int64)
+        row = (entry % rows_per_sequence).to(tl.int64)
         status, length, target_offset, draft_offset, temperature, draft_temperature = load_sequence(
             integers_ptr, temperatures_ptr, sequence
         )
-        runs = ((status & contract.INVALID_ARGUMENT) == 0) & (temperature > 0.0)
-        if row <= gamma:
-            if runs & (row <= length):
+        runs = ((status & contract.INVALID_ARGUMENT) == 0) & flag(temperature > 0.0)
+        is_target = row <= gamma
+        index = tl.where(is_target, row, row - gamma - 1)
+        target_row_ptr = target_logits_ptr + (target_offset + index * stride_target_row)
+        top_k = load_top_k(top_k_ptr, stride_top_k, sequence)
+        top_p = load_real(top_p_ptr, stride_top_p, sequence, 1.0)
+        min_p = load_real(min_p_ptr, stride_min_p, sequence, 0.0)
+        wanted = runs & (row <= length)
+        if draft_logits_ptr is not None:
+            draft_row_ptr = draft_logits_ptr + (draft_offset + index * stride_draft_row)
+            top_k = tl.where(is_target, top_k, load_top_k(draft_top_k_ptr, stride_draft_top_k, sequence))
+            top_p = tl.where(is_target, top_p, load_real(draft_top_p_ptr, stride_draft_top_p, sequence, 1.0))
+            min_p = tl.where(is_target, min_p, load_real(draft_min_p_ptr, stride_draft_min_p, sequence, 0.0))
+            temperature = tl.where(is_target, temperature, draft_temperature)
+            drafted = (row > gamma) & (index < length) & flag(draft_temperature > 0.0)
+            wanted = runs & ((row <= length) | drafted)
+            if SHARED:
+                if row > gamma:
+                    target_row_ptr = draft_row_ptr
+            elif wanted & (row > gamma):
                 filter_entry(
-                    row_threshold_ptr, row_sum_ptr, buffers, scratch, entry,
-                    target_logits_ptr + (target_offset + row * stride_target_row),
-                    load_top_k(top_k_ptr, stride_top_k, sequence), load_real(top_p_ptr, stride_top_p, sequence, 1.0),
-                    load_real(min_p_ptr, stride_min_p, sequence, 0.0), temperature, vocab, num_shards,
-                    TARGET_IS_PROBS, ALIGNED, FITS, SHARD, BLOCK_SHARDS, NUM_BINS, MAX_CANDIDATES,
+                    row_threshold_ptr, row_sum_ptr, buffers, scratch, entry, draft_row_ptr,
+                    top_k, top_p, min_p, temperature, vocab, num_shards,
+                    DRAFT_IS_PROBS, ALIGNED, FITS, BLOCK_VOCAB, BLOCK_SHARDS, NUM_BINS, MAX_CANDIDATES,
                 )  # fmt: skip
-        elif draft_logits_ptr is not None:
-            index = row - gamma - 1
-            if runs & (index < length) & (draft_temperature > 0.0):
-                filter_entry(
-                    row_threshold_ptr, row_sum_ptr, buffers, scratch, entry,
-                    draft_logits_ptr + (draft_offset + index * stride_draft_row),
-                    load_top_k(draft_top_k_ptr, stride_draft_top_k, sequence),
-                    load_real(draft_top_p_ptr, stride_draft_top_p, sequence, 1.0),
-                    load_real(draft_min_p_ptr, stride_draft_min_p, sequence, 0.0), draft_temperature, vocab, num_shards,
-                    DRAFT_IS_PROBS, ALIGNED, FITS, SHARD, BLOCK_SHARDS, NUM_BINS, MAX_CANDIDATES,
-                )  # fmt: skip
+                wanted = wanted & (row <= gamma)
+        if wanted:
+            filter_entry(
+                row_threshold_ptr, row_sum_ptr, buffers, scratch, entry, target_row_ptr,
+                top_k, top_p, min_p, temperature, vocab, num_shards,
+                TARGET_IS_PROBS, ALIGNED, FITS, BLOCK_VOCAB, BLOCK_SHARDS, NUM_BINS, MAX_CANDIDATES,
+            )  # fmt: skip

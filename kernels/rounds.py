@@ -21,7 +21,6 @@ from .statistics import row_statistics
 
 # Stated for every launch: the compiler's default differs between releases, and answers must not.
 LAUNCH = {"num_warps": contract.STREAM_WARPS, "enable_fp_fusion": False}
-FILTER_LAUNCH = {"num_warps": contract.FILTER_WARPS, "enable_fp_fusion": False}
 
 
 class Parameters(NamedTuple):
@@ -109,9 +108,14 @@ def run_round(inputs: Inputs, outputs: Outputs) -> None:
     blocks = {"SHARD": contract.shard_size(vocab), "ALIGNED": _aligned(target, draft)}
     merge = {"BLOCK_SHARDS": contract.power_of_two(shards), "BLOCK_POSITIONS": contract.BLOCK_POSITIONS}
     bins = {
+        "ALIGNED": blocks["ALIGNED"],
+        "BLOCK_VOCAB": min(contract.shard_size(vocab), contract.MAX_FILTER_BLOCK),
         "NUM_BINS": contract.NUM_BINS,
         "MAX_CANDIDATES": contract.MAX_CANDIDATES,
         "FITS": vocab <= contract.MAX_CANDIDATES,
+        "SHARED": draft is not None
+        and draft.dtype == target.dtype
+        and inputs.draft_is_probs == inputs.target_is_probs,
     }
 
     with _on_device(target):
@@ -131,7 +135,7 @@ def run_round(inputs: Inputs, outputs: Outputs) -> None:
                 scratch(programs, contract.MAX_CANDIDATES, dtype=torch.float32),
                 *statistics, integers, temperatures, *rows_read, *_spread(*inputs.parameters[1:]),
                 *_spread(*inputs.draft_parameters[1:]), *sizes, inputs.batch * rows,
-                **flags, **blocks, **bins, BLOCK_SHARDS=merge["BLOCK_SHARDS"], **FILTER_LAUNCH,
+                **flags, **bins, BLOCK_SHARDS=merge["BLOCK_SHARDS"], **LAUNCH,
             )  # fmt: skip
         has_receipt = inputs.receipt is not None
         if reduced:
