@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -120,6 +120,56 @@ def test_real_vocabularies_agree_with_the_reference(vocab: int, dtype: torch.dty
     several = {"top_k": torch.tensor([50, 3000, 0]), "min_p": torch.tensor([0.0, 0.0, 0.02])}
     for filters in ({}, nucleus, several, {**nucleus, **several}):
         assert_agrees(plain | filters)
+
+
+class _Edges(NamedTuple):
+    """One round of one draft token for many sequences, with its laws in float64."""
+
+    tokens: torch.Tensor
+    target: torch.Tensor
+    draft: torch.Tensor | None
+    ratio: torch.Tensor
+    boundaries: torch.Tensor
+
+
+def _edges(draft_is_given: bool, batch: int, vocab: int) -> _Edges:
+    generator = torch.Generator().manual_seed(4)
+    target = torch.randn(batch, 2, vocab, generator=generator) * 2
+    draft = target[:, :1] + torch.randn(batch, 1, vocab, generator=generator)
+    tokens = torch.multinomial(draft[:, 0].softmax(-1), 1, generator=generator)
+    law, drawn_law = target[:, 0].double().softmax(-1), draft[:, 0].double().softmax(-1)
+    point_mass = torch.zeros_like(law).scatter(-1, tokens, 1.0)
+    proposal = drawn_law if draft_is_given else point_mass
+    residual = (law - proposal).clamp(min=0.0)
+    ratio = (law / proposal).gather(-1, tokens).squeeze(-1)
+    boundaries = residual.cumsum(-1) / residual.sum(-1, keepdim=True)
+    return _Edges(tokens, target, draft if draft_is_given else None, ratio, boundaries)
+
+
+@pytest.mark.parametrize("draft_is_given", [True, False])
+@pytest.mark.parametrize("side", [-1, 1])
+def test_acceptance_flips_at_the_ratio(draft_is_given: bool, side: int) -> None:
+    edges = _edges(draft_is_given, batch=3000, vocab=100)
+    uniforms = torch.full((3000, 2, 2), 0.5, dtype=torch.float64)
+    uniforms[:, 0, 0] = (edges.ratio + side * 2e-6).clamp(0.0, 1 - 2.0**-53)
+    result = specker.verify(edges.tokens, edges.target, edges.draft, uniforms=uniforms)
+    assert torch.equal(result.num_accepted == 1, edges.ratio > uniforms[:, 0, 0])
+    assert int((edges.ratio < 1).sum()) > 1000
+
+
+@pytest.mark.parametrize("draft_is_given", [True, False])
+@pytest.mark.parametrize("side", [-1, 1])
+def test_recovered_tokens_flip_at_the_boundaries_of_the_residual(draft_is_given: bool, side: int) -> None:
+    edges = _edges(draft_is_given, batch=3000, vocab=100)
+    wanted = torch.randint(0, 99, (3000, 1), generator=torch.Generator().manual_seed(0))
+    uniforms = torch.full((3000, 2, 2), 1 - 2.0**-53, dtype=torch.float64)
+    uniforms[:, 0, 1] = (edges.boundaries.gather(-1, wanted).squeeze(-1) + side * 2e-6).clamp(0.0, 1 - 1e-6)
+    result = specker.verify(edges.tokens, edges.target, edges.draft, uniforms=uniforms)
+    judged = (edges.boundaries - uniforms[:, 0, 1:]).abs().amin(-1) > 1e-6
+    judged &= result.num_accepted == 0
+    assert int(judged.sum()) > 1000
+    expected = (edges.boundaries <= uniforms[:, 0, 1:]).sum(-1)
+    assert torch.equal(result.token_ids[judged, 0], expected[judged])
 
 
 def _filter_rows(kind: str, vocab: int, generator: torch.Generator) -> torch.Tensor:
