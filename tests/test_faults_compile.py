@@ -42,7 +42,8 @@ def verify_arguments(device: torch.device, flat: bool, full: bool) -> tuple[Any,
 def test_operator_verify_passes_opcheck(flat: bool, full: bool, backend: str, device: torch.device) -> None:
     if interpreted(backend) and flat != full:
         pytest.skip("two of the combinations are enough for the interpreter")
-    torch.library.opcheck(operators.operator("verify", device), verify_arguments(device, flat, full))
+    check: Any = operators.operator("verify", device)
+    torch.library.opcheck(check, verify_arguments(device, flat, full))
 
 
 @fault("B113")
@@ -54,8 +55,9 @@ def test_operator_sample_passes_opcheck(filtered: bool, backend: str, device: to
     temperature = torch.tensor([0.7, 1.0], device=device)
     filters = (torch.tensor([5, 0], device=device), temperature, temperature / 10) if filtered else (None, None, None)
     seed, position = torch.tensor([1, 2], device=device), torch.tensor([0], device=device)
+    check: Any = operators.operator("sample", device)
     torch.library.opcheck(
-        operators.operator("sample", device),
+        check,
         (cases.random_rows(2, 11).to(device), temperature, *filters, seed, position),
     )
 

@@ -16,7 +16,7 @@ from .faults import fault
 
 pytestmark = pytest.mark.usefixtures("on_backend")
 VOCAB = 13
-SEED = {"seed": 3, "return_logprobs": True, "return_accept_probs": True}
+SEED: dict[str, Any] = {"seed": 3, "return_logprobs": True, "return_accept_probs": True}
 TOKENS = [[1, 2], [3, 4], [5, 6]]
 
 
@@ -105,7 +105,7 @@ def test_expanded_rows_give_the_bits_of_their_copies(device: torch.device) -> No
 def test_strided_small_arguments_give_the_bits_of_their_copies(device: torch.device) -> None:
     target, draft = cases.random_rows(3, 3, VOCAB).to(device), cases.random_rows(3, 2, VOCAB).to(device)
     tokens = torch.tensor(TOKENS, device=device)
-    plain: dict[str, torch.Tensor] = {
+    plain: dict[str, Any] = {
         "num_draft_tokens": torch.tensor([2, 1, 2]),
         "temperature": torch.tensor([0.5, 0.0, 2.0]),
         "top_k": torch.tensor([3, 0, 9]),
@@ -116,7 +116,7 @@ def test_strided_small_arguments_give_the_bits_of_their_copies(device: torch.dev
         "draft_index": torch.tensor([2, 0, 1]),
     }
     plain = {name: value.to(device) for name, value in plain.items()}
-    strided = {name: torch.stack([value, value + 1], dim=1)[:, 0] for name, value in plain.items()}
+    strided: dict[str, Any] = {name: torch.stack([value, value + 1], dim=1)[:, 0] for name, value in plain.items()}
     options: dict[str, Any] = {"return_logprobs": True, "return_accept_probs": True}
     wanted = specker.verify(tokens, target, draft, **plain, **options)
     got = specker.verify(tokens.t().contiguous().t(), target, draft, **strided, **options)
