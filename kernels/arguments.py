@@ -4,6 +4,8 @@ All addresses are computed in 64 bits before a stride is multiplied. Values that
 are replaced by harmless ones, so that nothing outside the tensors is ever read.
 """
 
+# ruff: noqa: ANN001, ANN201 (device functions take and return Triton values, which have no Python types)
+
 from __future__ import annotations
 
 import triton
@@ -15,11 +17,7 @@ from . import contract
 @triton.jit
 def load_real(pointer, stride, sequence, default: tl.constexpr):
     """Return a parameter of a sequence in float64."""
-    if pointer is None:
-        value = tl.full((), default, tl.float64)
-    else:
-        value = tl.load(pointer + sequence * stride).to(tl.float64)
-    return value
+    return tl.full((), default, tl.float64) if pointer is None else tl.load(pointer + sequence * stride).to(tl.float64)
 
 
 @triton.jit
@@ -73,7 +71,7 @@ def draft_slot(draft_index_ptr, stride_draft_index, sequence, draft_slots):
 @triton.jit
 def uniforms_status(uniforms_ptr, first, length, stride_row, stride_kind, BLOCK_POSITIONS: tl.constexpr):
     """Return the status bit of injected uniforms that lie outside [0, 1)."""
-    kinds = tl.arange(0, 2)
+    kinds = tl.arange(0, 2).to(tl.int64)
     bad = tl.full((), 0, tl.int32)
     for chunk in range(0, length + 1, BLOCK_POSITIONS):
         positions = (chunk + tl.arange(0, BLOCK_POSITIONS)).to(tl.int64)

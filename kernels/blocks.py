@@ -4,6 +4,8 @@ A weight is exp((logit - shift) / temperature) or, for rows of probabilities, (p
 the shift, 0 for a masked id, NaN for an entry that makes its row invalid.
 """
 
+# ruff: noqa: ANN001, ANN201 (device functions take and return Triton values, which have no Python types)
+
 from __future__ import annotations
 
 import inspect
@@ -22,9 +24,15 @@ def kernel(function: Callable[..., Any]) -> Any:
 
     What the code depends on is a constexpr argument: dtypes, flags, `ALIGNED`.
     """
-    parameters = inspect.signature(function).parameters.values()
-    runtime = [parameter.name for parameter in parameters if "constexpr" not in str(parameter.annotation)]
+    constant = constant_names(function)
+    runtime = [name for name in inspect.signature(function).parameters if name not in constant]
     return triton.jit(function, do_not_specialize=runtime)
+
+
+def constant_names(function: Any) -> list[str]:
+    """Return the names of the compile-time arguments of a kernel."""
+    parameters = inspect.signature(getattr(function, "fn", function)).parameters.values()
+    return [parameter.name for parameter in parameters if "constexpr" in str(parameter.annotation)]
 
 
 @triton.jit
@@ -50,11 +58,7 @@ def lowest(IS_PROBS: tl.constexpr):
 @triton.jit
 def safe_shift(maximum, IS_PROBS: tl.constexpr):
     """Return a shift for a maximum that may be that of no mass at all."""
-    if IS_PROBS:
-        shift = tl.where(maximum > 0.0, maximum, 1.0)
-    else:
-        shift = tl.where(maximum == float("-inf"), 0.0, maximum)
-    return shift
+    return tl.where(maximum > 0.0, maximum, 1.0) if IS_PROBS else tl.where(maximum == float("-inf"), 0.0, maximum)
 
 
 @triton.jit
@@ -152,11 +156,12 @@ def uniforms(seed, position, PURPOSE: tl.constexpr):
     high = ((position >> 32) & 0xFFFFFFFF).to(tl.uint32)
     zero = low & 0
     word0, word1, word2, word3 = tl.philox(seed, low, high, zero + PURPOSE, zero)
-    return _uniform(word0, word1), _uniform(word2, word3)
+    return uniform_from_words(word0, word1), uniform_from_words(word2, word3)
 
 
 @triton.jit
-def _uniform(low, high):
+def uniform_from_words(low, high):
+    """Return the uniform of the 64-bit word high * 2**32 + low."""
     # The upper 53 of the 64 bits are the high word and the upper 21 bits of the low one.
     bits = (high.to(tl.int64) << 21) | (low >> 11).to(tl.int64)
     return bits.to(tl.float64) * 1.1102230246251565e-16

@@ -37,8 +37,8 @@ MAX_FILTER_BLOCK = 2048
 """Most logits that the filter kernel takes at a time: counting and weighing them needs registers."""
 BLOCK_POSITIONS = 8
 """Positions of a sequence decided at once."""
-STREAM_WARPS = 8
-"""Warps of a program that streams logits."""
+NUM_WARPS = 8
+"""Warps of every program."""
 MAX_SHARDS = 1024
 """Shards whose sums one program merges at once."""
 
@@ -87,6 +87,36 @@ def num_shards(vocab: int) -> int:
     if shards > MAX_SHARDS:
         raise ValueError(f"vocab: expected at most {MAX_SHARDS * shard_size(vocab)} on the Triton backend, got {vocab}")
     return shards
+
+
+def constants(
+    vocab: int,
+    *,
+    flat: bool,
+    aligned: bool,
+    has_receipt: bool,
+    target_is_probs: bool,
+    draft_is_probs: bool,
+    same_rows: bool,
+    purpose: int,
+) -> dict[str, int | bool]:
+    """Return the compile-time arguments of all kernels by name: what a round is compiled for, dtypes aside."""
+    return {
+        "FLAT": flat,
+        "ALIGNED": aligned,
+        "HAS_RECEIPT": has_receipt,
+        "TARGET_IS_PROBS": target_is_probs,
+        "DRAFT_IS_PROBS": draft_is_probs,
+        "SAME_ROWS": same_rows,
+        "PURPOSE": purpose,
+        "SHARD": shard_size(vocab),
+        "BLOCK_SHARDS": power_of_two(num_shards(vocab)),
+        "BLOCK_POSITIONS": BLOCK_POSITIONS,
+        "BLOCK_VOCAB": min(shard_size(vocab), MAX_FILTER_BLOCK),
+        "NUM_BINS": NUM_BINS,
+        "MAX_CANDIDATES": MAX_CANDIDATES,
+        "FITS": vocab <= MAX_CANDIDATES,
+    }
 
 
 def shards_per_program(rows: int, shards: int) -> int:

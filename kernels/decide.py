@@ -1,10 +1,12 @@
 """Device functions that decide a round from the small buffers: accepted tokens, status, and the row to draw from.
 
-Scalars only, in float64. The kernels behind the statistics call these rather than wait for one another. `buffers` is
-(shard_max_ptr, shard_sum_ptr, shard_argmax_ptr, row_threshold_ptr or None, row_sum_ptr or None, records_ptr), the first
-three `(batch, rows_per_sequence, num_shards)`, the next two `(batch, rows_per_sequence)`; `sizes` is (gamma, num_shards,
-rows_per_sequence).
+Scalars only, in float64. The kernels behind the statistics call these rather than wait for one another. `buffers`
+is (shard_max_ptr, shard_sum_ptr, shard_argmax_ptr, row_threshold_ptr or None, row_sum_ptr or None, records_ptr), the
+first three `(batch, rows_per_sequence, num_shards)`, the next two `(batch, rows_per_sequence)`; `sizes` is (gamma,
+num_shards, rows_per_sequence).
 """
+
+# ruff: noqa: ANN001, ANN201 (device functions take and return Triton values, which have no Python types)
 
 from __future__ import annotations
 
@@ -118,7 +120,7 @@ def score(
 ):  # fmt: skip
     """Judge a block of positions as if all before them had been accepted.
 
-    Returns (accepted, status bits, accept probability, target probability, whether a rejection draws from the residual).
+    Returns (accepted, status bits, accept probability, target probability, whether to draw from the residual)
     """
     gamma, num_shards, rows_per_sequence = sizes
     records_ptr = buffers[5]

@@ -7,6 +7,8 @@ The residual is taken between weights rather than probabilities: with W the weig
 so rows with equal numbers cancel to exactly 0, whether or not the product is fused with the difference.
 """
 
+# ruff: noqa: ANN001, ANN201 (device functions take and return Triton values, which have no Python types)
+
 from __future__ import annotations
 
 import triton
@@ -102,7 +104,7 @@ def emission_weights(
         target_row_ptr, first, vocab, target_shift, target_scale, target_threshold, TARGET_IS_PROBS, ALIGNED, SHARD
     )
     drawn = kept
-    if HAS_DRAFT:
+    if HAS_DRAFT:  # noqa: SIM102 (decided while compiling)
         if factor > 0.0:
             subtrahend = kept_weights(
                 draft_row_ptr, first, vocab, draft_shift, draft_scale, draft_threshold, DRAFT_IS_PROBS, ALIGNED, SHARD

@@ -5,6 +5,8 @@ prefix inside that one shard, the only part of the row that is read again. A rej
 shard as well. Bytes per logit of the shard: its own size, and the draft's where a residual is drawn.
 """
 
+# ruff: noqa: ANN001, ANN201 (device functions take and return Triton values, which have no Python types)
+
 from __future__ import annotations
 
 import triton

@@ -9,9 +9,10 @@ size and the draft's, nothing written; 8 or 16 bytes written a shard. Sequences 
 (all accepted, greedy, nothing to subtract) return at once: their shard sums are known.
 """
 
+# ruff: noqa: ANN001, ANN201 (device functions take and return Triton values, which have no Python types)
+
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from . import contract
@@ -67,7 +68,7 @@ def residual_mass(
     scale = exponent_scale(temperature, TARGET_IS_PROBS)
     shift = row_max.to(tl.float32)
     floor = round_up(threshold)
-    for step in range(0, tl.minimum(shards_per_program, num_shards - first_shard)):
+    for step in range(tl.minimum(shards_per_program, num_shards - first_shard)):
         shard = first_shard + step
         kept, drawn = emission_weights(
             target_row_ptr, draft_row_ptr, shard * SHARD, vocab, shift, scale, floor, draft,

@@ -14,13 +14,16 @@ from typing import Any, NamedTuple
 import torch
 
 from . import contract
+from .blocks import constant_names
 from .emit import emit_tokens
 from .filters import filter_thresholds
 from .residual import residual_mass
 from .statistics import row_statistics
 
 # Stated for every launch: the compiler's default differs between releases, and answers must not.
-LAUNCH = {"num_warps": contract.STREAM_WARPS, "enable_fp_fusion": False}
+LAUNCH = {"num_warps": contract.NUM_WARPS, "enable_fp_fusion": False}
+KERNELS = (row_statistics, filter_thresholds, residual_mass, emit_tokens)
+CONSTANTS = {kernel.__name__: constant_names(kernel) for kernel in KERNELS}
 
 
 class Parameters(NamedTuple):
@@ -72,82 +75,103 @@ class Outputs(NamedTuple):
     receipt: torch.Tensor | None
 
 
+class Buffers(NamedTuple):
+    """What the kernels of a round hand on to one another; nothing grows with the vocabulary but by its shards."""
+
+    residual_mass: torch.Tensor | None
+    kept_mass: torch.Tensor | None
+    shard_max: torch.Tensor
+    shard_sum: torch.Tensor
+    shard_argmax: torch.Tensor
+    row_threshold: torch.Tensor | None
+    row_sum: torch.Tensor | None
+    records: torch.Tensor
+    integers: torch.Tensor
+    temperatures: torch.Tensor
+
+
 def run_round(inputs: Inputs, outputs: Outputs) -> None:
     """Launch the kernels of one round on the device of the target rows."""
     if inputs.batch == 0:
         return
     target, draft, gamma = inputs.target, inputs.draft, inputs.gamma
     vocab = target.shape[-1]
-    streams_draft = draft is not None and inputs.receipt is None
-    rows = gamma + 1 + (gamma if streams_draft else 0)
     shards = contract.num_shards(vocab)
+    streams_draft = draft is not None and inputs.receipt is None
     filtered = inputs.parameters.filtered or (streams_draft and inputs.draft_parameters.filtered)
     reduced = filtered or (draft is not None and gamma > 0)
-
-    def scratch(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=target.device)
-
-    statistics = (
-        scratch(inputs.batch, rows, shards, dtype=torch.float32),
-        scratch(inputs.batch, rows, shards),
-        scratch(inputs.batch, rows, shards, dtype=torch.int32),
-    )
-    thresholds = (
-        (scratch(inputs.batch, rows), scratch(inputs.batch, rows)) if filtered else (None, None)
-    )
-    masses = (
-        scratch(inputs.batch, shards) if reduced else None,
-        scratch(inputs.batch, shards) if filtered else None,
-    )
-    records = scratch(inputs.batch, gamma + 1, contract.POSITION_FIELDS.value)
-    integers = scratch(inputs.batch, contract.SEQUENCE_FIELDS.value, dtype=torch.int64)
-    temperatures = scratch(inputs.batch, 2)
-    rows_read = (target, _row_strides(target, inputs.flat)[1], draft, _row_strides(draft, inputs.flat)[1])
+    rows = gamma + 1 + (gamma if streams_draft else 0)
+    buffers = _allocate(inputs, rows, shards, filtered, reduced)
+    streams = (target, _row_strides(target, inputs.flat)[1], draft, _row_strides(draft, inputs.flat)[1])
     sizes = (gamma, vocab, shards, rows)
-    flags = {"TARGET_IS_PROBS": inputs.target_is_probs, "DRAFT_IS_PROBS": inputs.draft_is_probs}
-    blocks = {"SHARD": contract.shard_size(vocab), "ALIGNED": _aligned(target, draft)}
-    merge = {"BLOCK_SHARDS": contract.power_of_two(shards), "BLOCK_POSITIONS": contract.BLOCK_POSITIONS}
-    bins = {
-        "ALIGNED": blocks["ALIGNED"],
-        "BLOCK_VOCAB": min(contract.shard_size(vocab), contract.MAX_FILTER_BLOCK),
-        "NUM_BINS": contract.NUM_BINS,
-        "MAX_CANDIDATES": contract.MAX_CANDIDATES,
-        "FITS": vocab <= contract.MAX_CANDIDATES,
-        "SHARED": draft is not None
-        and draft.dtype == target.dtype
-        and inputs.draft_is_probs == inputs.target_is_probs,
-    }
-
+    constants = _constants(inputs)
     with _on_device(target):
-        per_program = contract.shards_per_program(inputs.batch * rows, shards)
-        row_statistics[(inputs.batch * rows, -(-shards // per_program))](
-            *statistics, integers, temperatures, records, *_arguments(inputs),
-            gamma, inputs.draft_token_ids.numel(), vocab, shards, rows, 0 if draft is None else draft.shape[0],
-            per_program,
-            FLAT=inputs.flat, PURPOSE=inputs.purpose, BLOCK_POSITIONS=contract.BLOCK_POSITIONS,
-            **flags, **blocks, **LAUNCH,
+        turns = contract.shards_per_program(inputs.batch * rows, shards)
+        _launch(
+            row_statistics, (inputs.batch * rows, -(-shards // turns)), constants,
+            *buffers[2:5], buffers.integers, buffers.temperatures, buffers.records, *_arguments(inputs),
+            gamma, inputs.draft_token_ids.numel(), vocab, shards, rows, 0 if draft is None else draft.shape[0], turns,
         )  # fmt: skip
         if filtered:
             programs = min(inputs.batch * rows, contract.MAX_FILTER_PROGRAMS)
-            filter_thresholds[(programs,)](
-                *thresholds, scratch(programs, contract.NUM_BINS, dtype=torch.int32),
-                scratch(programs, contract.NUM_BINS, dtype=torch.int64),
-                scratch(programs, contract.MAX_CANDIDATES, dtype=torch.float32),
-                *statistics, integers, temperatures, *rows_read, *_spread(*inputs.parameters[1:]),
+            _launch(
+                filter_thresholds, (programs,), constants, *buffers[5:7], *_filter_scratch(programs, target.device),
+                *buffers[2:5], *buffers[8:], *streams, *_spread(*inputs.parameters[1:]),
                 *_spread(*inputs.draft_parameters[1:]), *sizes, inputs.batch * rows,
-                **flags, **bins, BLOCK_SHARDS=merge["BLOCK_SHARDS"], **LAUNCH,
             )  # fmt: skip
-        has_receipt = inputs.receipt is not None
         if reduced:
-            per_program = contract.shards_per_program(inputs.batch, shards)
-            residual_mass[(inputs.batch, -(-shards // per_program))](
-                *masses, *statistics, *thresholds, records, integers, temperatures, *rows_read, *sizes, per_program,
-                HAS_RECEIPT=has_receipt, **flags, **blocks, **merge, **LAUNCH,
+            turns = contract.shards_per_program(inputs.batch, shards)
+            _launch(
+                residual_mass, (inputs.batch, -(-shards // turns)), constants, *buffers, *streams, *sizes, turns
             )  # fmt: skip
-        emit_tokens[(inputs.batch,)](
-            *outputs, *masses, *statistics, *thresholds, records, integers, temperatures, *rows_read, *sizes,
-            HAS_RECEIPT=has_receipt, **flags, **blocks, **merge, **LAUNCH,
-        )  # fmt: skip
+        _launch(emit_tokens, (inputs.batch,), constants, *outputs, *buffers, *streams, *sizes)
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], constants: dict[str, int | bool], *arguments: Any) -> None:
+    kernel[grid](*arguments, **{name: constants[name] for name in CONSTANTS[kernel.__name__]}, **LAUNCH)
+
+
+def _allocate(inputs: Inputs, rows: int, shards: int, filtered: bool, reduced: bool) -> Buffers:
+    batch, device = inputs.batch, inputs.target.device
+
+    def scratch(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    return Buffers(
+        residual_mass=scratch(batch, shards) if reduced else None,
+        kept_mass=scratch(batch, shards) if filtered else None,
+        shard_max=scratch(batch, rows, shards, dtype=torch.float32),
+        shard_sum=scratch(batch, rows, shards),
+        shard_argmax=scratch(batch, rows, shards, dtype=torch.int32),
+        row_threshold=scratch(batch, rows) if filtered else None,
+        row_sum=scratch(batch, rows) if filtered else None,
+        records=scratch(batch, inputs.gamma + 1, contract.POSITION_FIELDS.value),
+        integers=scratch(batch, contract.SEQUENCE_FIELDS.value, dtype=torch.int64),
+        temperatures=scratch(batch, 2),
+    )
+
+
+def _filter_scratch(programs: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return (
+        torch.empty((programs, contract.NUM_BINS), dtype=torch.int32, device=device),
+        torch.empty((programs, contract.NUM_BINS), dtype=torch.int64, device=device),
+        torch.empty((programs, contract.MAX_CANDIDATES), dtype=torch.float32, device=device),
+    )
+
+
+def _constants(inputs: Inputs) -> dict[str, int | bool]:
+    target, draft = inputs.target, inputs.draft
+    same_dtype = draft is not None and draft.dtype == target.dtype
+    return contract.constants(
+        target.shape[-1],
+        flat=inputs.flat,
+        aligned=_aligned(target, draft),
+        has_receipt=inputs.receipt is not None,
+        target_is_probs=inputs.target_is_probs,
+        draft_is_probs=inputs.draft_is_probs,
+        same_rows=same_dtype and inputs.draft_is_probs == inputs.target_is_probs,
+        purpose=inputs.purpose,
+    )
 
 
 def _arguments(inputs: Inputs) -> tuple[Any, ...]:

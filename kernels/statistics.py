@@ -10,6 +10,8 @@ temperatures), so that the kernels behind this one read small buffers only. Rows
 the draft rows of a greedy sequence) are not read, and their entries of the buffers stay unwritten and unread.
 """
 
+# ruff: noqa: ANN001, ANN201 (device functions take and return Triton values, which have no Python types)
+
 from __future__ import annotations
 
 import triton
@@ -35,7 +37,7 @@ def write_row(
 ):  # fmt: skip
     """Write the statistics of some shards of one row; of a greedy row the arg-max, and no exponential."""
     scale = exponent_scale(tl.where(greedy, 1.0, temperature), IS_PROBS)
-    for step in range(0, end_shard - first_shard):
+    for step in range(end_shard - first_shard):
         shard = first_shard + step
         first = shard * SHARD
         values = load_shard(row_ptr, first, vocab, IS_PROBS, ALIGNED, SHARD)
@@ -97,7 +99,7 @@ def write_token(
         fields = tl.arange(0, 4).to(tl.int64)
         receipt = tl.load(receipt_ptr + receipt_offset + fields * stride_receipt_field)
         tl.store(record_ptr + contract.DRAFT_LOGIT_FIELD + fields, receipt)
-    elif draft_logits_ptr is not None:
+    elif draft_logits_ptr is not None:  # noqa: SIM102 (decided while compiling)
         if reads_draft:
             draft_logit = tl.load(draft_logits_ptr + draft_row + column)
             tl.store(record_ptr + contract.DRAFT_LOGIT_FIELD, draft_logit.to(tl.float64))
@@ -116,14 +118,12 @@ def row_statistics(
     lengths_ptr, stride_lengths,  # (batch,) lengths or (batch + 1,) prefix sums
     draft_index_ptr, stride_draft_index,  # (batch,)
     temperature_ptr, stride_temperature, top_p_ptr, stride_top_p, min_p_ptr, stride_min_p,  # (batch,) or (1,)
-    draft_temperature_ptr, stride_draft_temperature, draft_top_p_ptr, stride_draft_top_p,
-    draft_min_p_ptr, stride_draft_min_p,
-    seed_ptr, stride_seed, position_ptr, stride_position,  # (batch,) or (1,)
+    draft_temperature_ptr, stride_draft_temperature, draft_top_p_ptr, stride_draft_top_p, draft_min_p_ptr,
+    stride_draft_min_p, seed_ptr, stride_seed, position_ptr, stride_position,  # likewise
     uniforms_ptr, stride_uniforms_sequence, stride_uniforms_row, stride_uniforms_kind,  # (batch, gamma + 1, 2) or flat
     gamma, total, vocab, num_shards, rows_per_sequence, draft_slots, shards_per_program,
-    FLAT: tl.constexpr, ALIGNED: tl.constexpr,
-    TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr, PURPOSE: tl.constexpr,
-    SHARD: tl.constexpr, BLOCK_POSITIONS: tl.constexpr,
+    FLAT: tl.constexpr, ALIGNED: tl.constexpr, TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr,
+    PURPOSE: tl.constexpr, SHARD: tl.constexpr, BLOCK_POSITIONS: tl.constexpr,
 ):  # fmt: skip
     """Grid (batch * rows_per_sequence, ceil(num_shards / shards_per_program)): target rows, then draft rows."""
     # 32-bit division, which the hardware has; 64 bits before anything is multiplied.
@@ -145,7 +145,6 @@ def row_statistics(
     target_row = target_offset + index * stride_target_row
     draft_row = draft_offset + index * stride_draft_row
     uniforms_offset = sequence * stride_uniforms_sequence + front * stride_uniforms_row
-
     if (first_shard == 0) & (row == 0):
         status |= parameter_status(temperature, top_p, load_real(min_p_ptr, stride_min_p, sequence, 0.0))
         if draft_logits_ptr is not None:
@@ -172,7 +171,6 @@ def row_statistics(
                 record_ptr, tl.load(token_ids_ptr + token_offset).to(tl.int64), target_logits_ptr + target_row,
                 draft_logits_ptr, draft_row, receipt_ptr, receipt_offset, stride_receipt_field, vocab, ~greedy,
             )  # fmt: skip
-
     entry = (sequence * rows_per_sequence + row) * num_shards
     end_shard = tl.minimum(first_shard + shards_per_program, num_shards)
     if row <= length:
@@ -181,7 +179,7 @@ def row_statistics(
             first_shard, end_shard, vocab, temperature, greedy, ALIGNED, TARGET_IS_PROBS, SHARD,
         )  # fmt: skip
     # A receipt stands for the statistics of the draft row.
-    if draft_logits_ptr is not None and receipt_ptr is None:
+    if draft_logits_ptr is not None and receipt_ptr is None:  # noqa: SIM102 (decided while compiling)
         if (row > gamma) & (index < length) & ~greedy:
             write_row(
                 shard_max_ptr, shard_sum_ptr, shard_argmax_ptr, entry, draft_logits_ptr + draft_row,

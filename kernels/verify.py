@@ -48,7 +48,8 @@ def verify(
     status = output(batch, dtype=torch.int32)
     run_round(
         Inputs(
-            draft_token_ids, target, draft, draft_receipt, cu_num_draft_tokens if flat else num_draft_tokens, draft_index,
+            draft_token_ids, target, draft, draft_receipt, cu_num_draft_tokens if flat else num_draft_tokens,
+            draft_index,
             Parameters(temperature, top_k, top_p, min_p),
             Parameters(draft_temperature, draft_top_k, draft_top_p, draft_min_p),
             seed, position, uniforms, batch, gamma, flat, contract.VERIFY_PURPOSE, target_is_probs, draft_is_probs,
