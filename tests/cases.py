@@ -169,11 +169,13 @@ GOOD: dict[str, dict[str, Any]] = {
 
 def good_call(name: str, device: torch.device, **changed: Any) -> Any:
     """Call a public function on a device, with good arguments but for those changed; meta tensors stay as they are."""
-    arguments = {
-        key: value.to(device) if isinstance(value, torch.Tensor) and value.device.type != "meta" else value
-        for key, value in (GOOD[name] | changed).items()
-    }
-    return getattr(specker, name)(**arguments)
+
+    def there(value: Any) -> Any:
+        if isinstance(value, specker.Sampling):
+            return specker.Sampling(*map(there, value))
+        return value.to(device) if isinstance(value, torch.Tensor) and value.device.type != "meta" else value
+
+    return getattr(specker, name)(**{key: there(value) for key, value in (GOOD[name] | changed).items()})
 
 
 def random_rows(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:

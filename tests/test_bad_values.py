@@ -85,8 +85,6 @@ def test_a_bad_value_raises_on_a_cpu_and_sets_a_bit_on_a_device(
         with pytest.raises(specker.InvalidInputError, match=f"^{re.escape(message)}$"):
             cases.good_call(name, device, **changed)
         return
-    if "draft_sampling" in changed:
-        changed = {"draft_sampling": Sampling(temperature=changed["draft_sampling"].temperature.to(device))}
     result = cases.good_call(name, device, **changed)
     assert result.status.tolist() == [0, bit]
     assert result.token_ids.tolist()[1] in (-1, [-1] * (GAMMA + 1))
@@ -110,6 +108,16 @@ def test_an_operator_emits_nothing_for_a_sequence_with_a_bad_value(
         assert result.token_ids.tolist()[1] == [-1] * (GAMMA + 1)
         assert result.num_accepted.tolist()[1] == result.num_emitted.tolist()[1] == 0
         assert result.num_emitted.tolist()[0] >= 1
+
+
+def test_no_slot_at_all_is_no_point_mass(device: torch.device) -> None:
+    arguments = {"draft_logits": torch.zeros(0, 2, 5), "draft_index": torch.tensor([0, 0])}
+    if device.type == "cpu":
+        with pytest.raises(ValueError, match=r"draft_index: expected a leading row of the draft tensor"):
+            cases.good_call("verify", device, **arguments)
+    else:
+        status = cases.good_call("verify", device, **arguments).status
+        assert status.tolist() == [Status.INVALID_DRAFT_INDEX] * 2
 
 
 def test_uniforms_behind_the_length_may_be_anything(device: torch.device) -> None:

@@ -118,6 +118,21 @@ def test_an_absent_extension_is_no_error(monkeypatch: pytest.MonkeyPatch) -> Non
     assert operators._load_extension() is False
 
 
+@fault("B125")
+@pytest.mark.parametrize(
+    "broken", [ModuleNotFoundError("No module named 'numpy'", name="numpy"), ImportError("bad file")]
+)
+def test_a_kernel_that_fails_to_import_says_why(broken: ImportError, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise broken
+
+    monkeypatch.setattr(operators._choice, "name", "triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(importlib, "import_module", fail)
+    with pytest.raises(type(broken), match=str(broken)):
+        specker.sample(torch.zeros((1, 3)))
+
+
 @fault("B128")
 def test_tensors_on_different_devices_are_refused() -> None:
     tokens, target = torch.zeros((1, 1), dtype=torch.int64), torch.zeros((1, 2, 3))

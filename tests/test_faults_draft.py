@@ -84,7 +84,37 @@ def test_draft_rows_are_found_by_index_after_a_permutation(backend: str, device:
                 assert cases.sequence_of(indexed, row) == cases.sequence_of(gathered, row)
 
 
+@fault("B43")
+def test_a_receipt_goes_by_sequence_where_draft_rows_go_by_index(device: torch.device) -> None:
+    target, draft = cases.random_rows(2, 3, 19).to(device), cases.random_rows(2, 2, 19, seed=1).to(device)
+    steps = [specker.sample(draft[:, step], seed=7, position=step) for step in range(2)]
+    tokens = torch.stack([step.token_ids for step in steps], dim=1)
+    options: dict[str, Any] = {"seed": 7, "return_logprobs": True, "return_accept_probs": True}
+    options["draft_receipt"] = specker.DraftReceipt.stack([step.receipt for step in steps])
+    plain = specker.verify(tokens, target, draft, **options)
+    swapped = specker.verify(tokens, target, draft.flip(0), draft_index=torch.tensor([1, 0], device=device), **options)
+    assert [cases.sequence_of(swapped, row) for row in range(2)] == [cases.sequence_of(plain, row) for row in range(2)]
+
+
+ARG_MAX = {"draft_sampling": Sampling(temperature=0.0)}
+IMPOSSIBLE = Status.DRAFT_TOKEN_IMPOSSIBLE
 ROUNDS = [
+    fault_case(
+        "B42", Round([1], [TARGET] * 2, [[0.2, 0.6, 0.2]], [(0.199, 0.6)] * 2, [1, 2], sampling=ARG_MAX), "accepted"
+    ),
+    *(
+        fault_case(
+            "B42",
+            Round([1], [TARGET] * 2, [[0.2, 0.6, 0.2]], [(0.201, emission)] * 2, [token], sampling=ARG_MAX),
+            f"rejected, emission {emission}",
+        )
+        for emission, token in ((0.0, 0), (0.374, 0), (0.376, 2), (ALMOST_ONE, 2))
+    ),
+    fault_case(
+        "B42",
+        Round([0], [TARGET] * 2, [[0.2, 0.6, 0.2]], [(0.9, 0.6)] * 2, [0, 2], IMPOSSIBLE, sampling=ARG_MAX),
+        "not its arg-max",
+    ),
     fault_case("B44", Round([1], [[0.2, 0.7, 0.1]] * 2, None, [(0.6999, 0.89)] * 2, [1, 1]), "accepted"),
     *(
         fault_case(

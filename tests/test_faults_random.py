@@ -240,6 +240,10 @@ def test_all_64_bits_of_a_seed_count(device: torch.device) -> None:
         alone = specker.sample(torch.zeros((1, 64), device=device), seed=value, position=3)
         assert alone.token_ids.tolist() == drawn.token_ids.tolist()[row : row + 1]
         assert alone.seed.tolist() == [value]
+    # A Python int counts modulo 2**64 and up with the row, round the end of int64.
+    wrapped = specker.sample(torch.zeros((2, 64), device=device), seed=2**63 - 1 + 2**64, position=3)
+    assert wrapped.seed.tolist() == [2**63 - 1, -(2**63)]
+    assert wrapped.token_ids.tolist() == [drawn.token_ids.tolist()[SEEDS.index(seed)] for seed in wrapped.seed.tolist()]
 
 
 @fault("B37")
