@@ -45,6 +45,21 @@ def test_parameters_of_a_receipt_that_differ_by_a_tensor_s_value_are_refused_on_
         cases.good_call("verify", device, draft_receipt=stacked, temperature=torch.tensor([0.5, 0.7]))
 
 
+def test_a_receipt_made_with_parameters_of_another_batch_is_refused(device: torch.device) -> None:
+    if device.type != "cpu":
+        pytest.skip("values on a device are not waited for")
+    made = specker.sample(torch.zeros(3, 5), seed=0, temperature=torch.tensor([0.5, 0.6, 0.7])).receipt
+    stacked = DraftReceipt.stack([made, made])
+    with pytest.raises(ValueError, match=r"^draft_receipt: expected "):
+        cases.good_call("verify", device, draft_receipt=stacked, temperature=torch.tensor([0.5, 0.6]))
+
+
+@pytest.mark.parametrize("wrong", [0.7, {"temperature": 0.7}], ids=["number", "dict"])
+def test_draft_sampling_of_another_kind_is_refused(wrong: Any, device: torch.device) -> None:
+    with pytest.raises(TypeError, match=rf"^draft_sampling: expected a Sampling, got {type(wrong).__name__}$"):
+        cases.good_call("verify", device, draft_sampling=wrong)
+
+
 @pytest.mark.parametrize("backend", ["reference"])
 def test_an_unknown_backend_is_refused() -> None:
     message = "backend: expected one of ['cpp', 'reference', 'triton'], got 'cuda'"
