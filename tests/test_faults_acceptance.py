@@ -62,6 +62,20 @@ def test_a_round_has_its_right_result(case: Round, device: torch.device) -> None
     cases.check(case, device)
 
 
+@fault("B01")
+@pytest.mark.parametrize(("uniform", "accepted"), [(0.5, 0), (0.5 - 2.0**-54, 1)], ids=["on it", "just below"])
+def test_a_uniform_on_the_threshold_rejects(uniform: float, accepted: int, device: torch.device) -> None:
+    # All numbers are powers of two, so that uniform * draft = target holds to the last bit.
+    result = specker.verify_from_probs(
+        torch.tensor([[0]], device=device),
+        torch.tensor([[[0.25, 0.25, 0.5]] * 2], device=device),
+        torch.tensor([[[0.5, 0.5, 0.0]]], device=device),
+        uniforms=cases.uniforms([[(uniform, 0.1)] * 2], device),
+    )
+    assert result.num_accepted.tolist() == [accepted]
+    assert result.token_ids.tolist() == [[0, 0] if accepted else [2, -1]]
+
+
 @fault("B04")
 def test_nan_in_draft_probs_rejects_and_draws_from_the_target(device: torch.device) -> None:
     result = specker.verify(

@@ -137,6 +137,23 @@ def test_a_top_p_on_a_prefix_sum_keeps_its_boundary_token(
     assert kept[4] is False
 
 
+@fault("B65")
+@pytest.mark.parametrize(
+    ("top_p", "kept"), [(0.5, [0]), (0.5 + 2.0**-52, [0, 1]), (0.75, [0, 1]), (0.76, [0, 1, 2, 3])]
+)
+def test_a_prefix_that_is_top_p_to_the_last_bit_is_enough(top_p: float, kept: list[int], device: torch.device) -> None:
+    probs = torch.tensor([0.5, 0.25, 0.125, 0.125], device=device)
+    result = specker.verify_from_probs(
+        torch.tensor([[0, 1, 2, 3]], device=device),
+        probs.expand(1, 5, 4),
+        top_p=top_p,
+        seed=0,
+        return_accept_probs=True,
+    )
+    assert result.accept_probs is not None
+    assert result.accept_probs[0].nonzero().flatten().tolist() == kept
+
+
 @fault("B66")
 @pytest.mark.parametrize(
     "identity", [{"top_p": 1.0}, {"top_p": 1.5}, {"top_k": 21}, {"top_k": 0}, {"min_p": 0.0}], ids=str
