@@ -8,8 +8,9 @@ One program goes through some rows, one at a time. A filter keeps {id : value >=
 
 so tied values are all kept or all dropped. Bytes per logit: its own size, read once for min-p alone and twice as a rule
 for top-k and top-p: once to bin the values, once to collect those of the bin that holds the threshold. Top-p on top of
-a top-k that keeps more than MAX_CANDIDATES ids bins and collects again, and a bin with too many different values is
-divided again. 16 KB of scratch a program. Rows without a filter get the threshold -inf at once.
+a top-k that keeps more than MAX_CANDIDATES ids bins and collects again, a bin with too many different values is divided
+again, and where the boundary of top-p is too close for float32 weights the row is weighed again in float64. 16 KB of
+scratch a program. Rows without a filter get the threshold -inf at once.
 """
 
 # ruff: noqa: ANN001, ANN201 (device functions take and return Triton values, which have no Python types)
@@ -21,19 +22,26 @@ import triton.language as tl
 
 from . import contract
 from .arguments import load_real
-from .blocks import exponent_scale, flag, kernel
+from .blocks import flag, kernel
 from .decide import load_sequence
 from .emission import load_shards, round_up
 from .selection import (
     candidate_weights,
-    key_value,
     mass_from,
     narrow,
     nucleus_floor,
-    ordered_key,
     smallest_kept,
     sweep,
+    value_above,
+    value_below,
 )
+
+# The filters in their order; top-p a second time, in float64, where float32 weights leave a doubt.
+TOP_K = tl.constexpr(0)
+TOP_P = tl.constexpr(1)
+PRECISE_SUM = tl.constexpr(2)
+PRECISE_TOP_P = tl.constexpr(3)
+MIN_P = tl.constexpr(4)
 
 
 @triton.jit
@@ -47,74 +55,113 @@ def min_p_floor(min_p, temperature, row_max, IS_PROBS: tl.constexpr):
 
 
 @triton.jit
+def collect(
+    row_ptr, vocab, bound, row_max, lowest_max, temperature, row_sum, top_p, kept_mass, wanted,
+    by_mass, precise, sums_only, scratch,
+    IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, FITS: tl.constexpr, BLOCK_VOCAB: tl.constexpr,
+    NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
+):  # fmt: skip
+    """Collect the values around the threshold, which is not below `bound`, and weigh those above them.
+
+    Returns (highest value collected, whether all above the threshold are, how many are, count and mass above them);
+    with `sums_only` nothing is collected and the values >= bound are weighed.
+    """
+    low = tl.full((), float("-inf"), tl.float32)
+    high = row_max
+    complete = tl.full((), 0, tl.int32)
+    if sums_only:
+        # Nothing lies between these bounds: the row is summed only.
+        low = tl.full((), float("inf"), tl.float32)
+        high = value_below(bound)
+    elif FITS:
+        complete = complete + 1
+    else:
+        low = 2.0 * lowest_max - row_max
+        if by_mass > 0:
+            low = nucleus_floor(row_max, temperature, kept_mass, tl.maximum(top_p, 0.0), vocab, IS_PROBS)
+        low, high, complete = narrow(
+            row_ptr, vocab, tl.maximum(low, bound), row_max, temperature, row_sum, wanted, by_mass, precise, scratch,
+            IS_PROBS, ALIGNED, BLOCK_VOCAB, NUM_BINS, MAX_CANDIDATES,
+        )  # fmt: skip
+        high = tl.where(complete > 0, row_max, high)
+    tl.store(scratch[0], 0)
+    tl.debug_barrier()
+    above_count, above_mass = sweep(
+        row_ptr, vocab, low, high, row_max, temperature, precise, scratch, 1.0, 0, 1.0, 0, 0,
+        True, IS_PROBS, ALIGNED, BLOCK_VOCAB, NUM_BINS, MAX_CANDIDATES,
+    )  # fmt: skip
+    tl.debug_barrier()
+    return high, complete, tl.load(scratch[0], volatile=True), above_count, above_mass
+
+
+@triton.jit
 def filter_row(
     row_ptr, vocab, top_k, top_p, min_p, temperature, row_max, lowest_max, row_sum, scratch,
     IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, FITS: tl.constexpr, BLOCK_VOCAB: tl.constexpr,
     NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     """Return the float64 threshold of a row and the mass that it keeps."""
-    counts_ptr, candidates_ptr = scratch[0], scratch[2]
+    candidates_ptr = scratch[2]
     slots = tl.arange(0, MAX_CANDIDATES)
-    scale = exponent_scale(temperature, IS_PROBS)
     threshold = tl.full((), float("-inf"), tl.float32)
+    top_k_threshold = threshold
     high = row_max
     kept_mass = row_sum
     # Whether the candidates in memory are all the ids that are kept so far.
     complete = tl.full((), 0, tl.int32)
+    close = tl.full((), 0, tl.int32)
     count = tl.full((), 0, tl.int32)
     above_count = tl.full((), 0, tl.int32)
     above_mass = tl.full((), 0.0, tl.float64)
     floor = min_p_floor(min_p, temperature, row_max, IS_PROBS)
-    for phase in range(3):
-        limits = flag(top_p < 1.0)
-        if phase == 0:
-            limits = (top_k > 0) & (top_k < vocab)
-        if phase == 2:
+    for phase in range(TOP_K, MIN_P + 1):
+        limits = (top_k > 0) & (top_k < vocab)
+        if phase == TOP_P:
+            limits = flag(top_p < 1.0)
+        if (phase == PRECISE_SUM) | (phase == PRECISE_TOP_P):
+            limits = close > 0
+        if phase == MIN_P:
             limits = flag(floor > threshold.to(tl.float64))
         if limits:
+            sums_only = (phase == PRECISE_SUM) | (phase == MIN_P)
+            by_mass = tl.where(phase == TOP_K, 0, 1)
+            precise = tl.where((phase == PRECISE_SUM) | (phase == PRECISE_TOP_P), 1, 0)
             wanted = top_p * kept_mass
-            if phase == 0:
+            if phase == TOP_K:
                 wanted = top_k.to(tl.float64)
+            exact = tl.where(FITS, 1, complete)
             if complete == 0:
-                low = tl.full((), float("-inf"), tl.float32)
-                if phase == 2:
-                    # Nothing lies between these bounds: the row is summed only.
-                    low = tl.full((), float("inf"), tl.float32)
-                    high = key_value(ordered_key(round_up(floor)).to(tl.int64) - 1)
-                elif FITS:
-                    complete = complete + 1
-                else:
-                    low = 2.0 * lowest_max - row_max
-                    if phase == 1:
-                        low = nucleus_floor(row_max, temperature, kept_mass, tl.maximum(top_p, 0.0), vocab, IS_PROBS)
-                    low, high, complete = narrow(
-                        row_ptr, vocab, tl.maximum(low, threshold), row_max, scale, wanted, phase, scratch,
-                        IS_PROBS, ALIGNED, BLOCK_VOCAB, NUM_BINS, MAX_CANDIDATES,
-                    )  # fmt: skip
-                    high = tl.where(complete > 0, row_max, high)
-                tl.store(counts_ptr, 0)
-                tl.debug_barrier()
-                above_count, above_mass = sweep(
-                    row_ptr, vocab, low, high, row_max, scale, scratch, 1.0, 0, 1.0, 0, 0,
-                    True, IS_PROBS, ALIGNED, BLOCK_VOCAB, NUM_BINS, MAX_CANDIDATES,
+                bound = tl.where(phase == MIN_P, round_up(floor), threshold)
+                high, complete, count, above_count, above_mass = collect(
+                    row_ptr, vocab, bound, row_max, lowest_max, temperature, row_sum, top_p, kept_mass, wanted,
+                    by_mass, precise, sums_only, scratch,
+                    IS_PROBS, ALIGNED, FITS, BLOCK_VOCAB, NUM_BINS, MAX_CANDIDATES,
                 )  # fmt: skip
-                tl.debug_barrier()
-                count = tl.load(counts_ptr, volatile=True)
             values = tl.load(candidates_ptr + slots, mask=slots < count, other=float("nan"), cache_modifier=".cg")
             weights = candidate_weights(values, row_max, temperature, IS_PROBS)
-            if phase == 2:
+            if phase == MIN_P:
                 threshold = round_up(floor)
-            else:
+            elif phase != PRECISE_SUM:
                 above = above_mass
-                if phase == 0:
+                if phase == TOP_K:
                     above = above_count.to(tl.float64)
                 elif FITS:
                     wanted = top_p * mass_from(values, weights, threshold, count, above_mass, MAX_CANDIDATES)
                 threshold = smallest_kept(
-                    candidates_ptr, values, count, above, wanted, phase, threshold,
-                    key_value(ordered_key(high).to(tl.int64) + 1), row_max, temperature, IS_PROBS, MAX_CANDIDATES,
+                    candidates_ptr, values, count, above, wanted, by_mass, threshold, value_above(high),
+                    row_max, temperature, IS_PROBS, MAX_CANDIDATES,
                 )  # fmt: skip
             kept_mass = mass_from(values, weights, threshold, count, above_mass, MAX_CANDIDATES)
+            if phase == TOP_K:
+                top_k_threshold = threshold
+            if phase == TOP_P:
+                # Float32 weights are trusted where they leave no doubt on which side of top-p a value lies.
+                without = mass_from(values, weights, value_above(threshold), count, above_mass, MAX_CANDIDATES)
+                doubt = flag(tl.minimum(wanted - without, kept_mass - wanted) < 2e-6 * wanted)
+                if (exact == 0) & doubt:
+                    close = close + 1
+                    complete = complete * 0
+                    threshold = top_k_threshold
             tl.debug_barrier()
     # Where min-p decides, its float64 value is the threshold, not the float32 above it.
     return tl.where(threshold == round_up(floor), floor, threshold.to(tl.float64)), kept_mass

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .blocks import as_groups, load_shard, shifted_weights, sum_groups, weights_float64
+from .blocks import exponent_scale, load_shard, shifted_weights, weights_float64
 
 UNIT = tl.constexpr(2251799813685248.0)
 
@@ -33,6 +33,18 @@ def key_value(key):
 
 
 @triton.jit
+def value_above(value):
+    """Return the next greater float32."""
+    return key_value(ordered_key(value).to(tl.int64) + 1)
+
+
+@triton.jit
+def value_below(value):
+    """Return the next smaller float32; -inf below -inf."""
+    return key_value(ordered_key(tl.maximum(value, -3.4028234663852886e38)).to(tl.int64) - 1)
+
+
+@triton.jit
 def bin_of(values, low, low_key, bin_scale, shift, linear, NUM_BINS: tl.constexpr):
     """Return the bin of every value of an interval: equal steps of the value, or of its key."""
     if linear > 0:
@@ -45,12 +57,13 @@ def bin_of(values, low, low_key, bin_scale, shift, linear, NUM_BINS: tl.constexp
 
 @triton.jit
 def sweep(
-    row_ptr, vocab, low, high, row_max, scale, scratch, unit, low_key, bin_scale, shift, linear,
+    row_ptr, vocab, low, high, row_max, temperature, precise, scratch, unit, low_key, bin_scale, shift, linear,
     COLLECT: tl.constexpr, IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr,
     BLOCK_VOCAB: tl.constexpr, NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     """Read a row: count and weigh the values above `high`, bin or collect those in low..high."""
     counts_ptr, masses_ptr, candidates_ptr = scratch
+    scale = exponent_scale(temperature, IS_PROBS)
     above_count = tl.full((), 0, tl.int32)
     above_mass = tl.full((), 0.0, tl.float64)
     columns = tl.arange(0, BLOCK_VOCAB)
@@ -59,16 +72,19 @@ def sweep(
         exists = columns < vocab - first
         inside = exists & (values >= low) & (values <= high)
         above = exists & (values > high)
-        weights = shifted_weights(values, row_max, scale, IS_PROBS)
+        if precise > 0:
+            weights = weights_float64(values.to(tl.float64), row_max.to(tl.float64), temperature, IS_PROBS)
+        else:
+            weights = shifted_weights(values, row_max, scale, IS_PROBS).to(tl.float64)
         above_count += tl.sum(above.to(tl.int32), axis=0)
-        above_mass += tl.sum(sum_groups(as_groups(tl.where(above, weights, 0.0))).to(tl.float64), axis=0)
+        above_mass += tl.sum(tl.where(above, weights, 0.0), axis=0)
         if COLLECT:
             # The order of the slots is left to chance; what is made of the values does not depend on it.
             slots = tl.atomic_add(counts_ptr + tl.zeros((BLOCK_VOCAB,), tl.int32), 1, mask=inside, sem="relaxed")
             tl.store(candidates_ptr + slots, values, mask=inside & (slots < MAX_CANDIDATES))
         else:
             bins = tl.where(inside, bin_of(values, low, low_key, bin_scale, shift, linear, NUM_BINS), 0)
-            mass = (tl.where(inside, weights, 0.0).to(tl.float64) * unit).to(tl.int64)
+            mass = (tl.where(inside, weights, 0.0) * unit).to(tl.int64)
             tl.atomic_add(counts_ptr + bins, 1, mask=inside, sem="relaxed")
             tl.atomic_add(masses_ptr + bins, mass, mask=inside, sem="relaxed")
     return above_count, above_mass
@@ -97,7 +113,7 @@ def bits_above(value, LIMIT: tl.constexpr):
 
 @triton.jit
 def narrow(
-    row_ptr, vocab, low, row_max, scale, wanted, by_mass, scratch,
+    row_ptr, vocab, low, row_max, temperature, row_sum, wanted, by_mass, precise, scratch,
     IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, BLOCK_VOCAB: tl.constexpr,
     NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
@@ -107,9 +123,9 @@ def narrow(
     """
     counts_ptr, masses_ptr = scratch[0], scratch[1]
     bins = tl.arange(0, NUM_BINS)
-    # A power of two: whole weights stay whole, and the sum of a row stays below 2**62.
+    # A power of two: whole weights stay whole, and their sum stays below 2**62.
     one = tl.full((), 1, tl.int64)
-    unit = (one << (61 - bits_above(vocab.to(tl.int64), 1))).to(tl.float64)
+    unit = (one << (61 - bits_above(row_sum.to(tl.int64) + 1, 1))).to(tl.float64)
     high = row_max
     linear = tl.full((), 0 if IS_PROBS else 1, tl.int32)
     complete = tl.full((), 0, tl.int32)
@@ -124,7 +140,8 @@ def narrow(
         bin_scale = NUM_BINS / tl.maximum(high - low, 1e-30)
         linear = tl.where((high - low < float("inf")) & (high - low > 1e-30), linear, 0)
         above_count, above_mass = sweep(
-            row_ptr, vocab, low, high, row_max, scale, scratch, unit, low_key, bin_scale, shift, linear,
+            row_ptr, vocab, low, high, row_max, temperature, precise, scratch,
+            unit, low_key, bin_scale, shift, linear,
             False, IS_PROBS, ALIGNED, BLOCK_VOCAB, NUM_BINS, MAX_CANDIDATES,
         )  # fmt: skip
         tl.debug_barrier()
