@@ -124,11 +124,16 @@ def python_with(tmp_path: Path) -> Callable[[Path], Path]:
 
 
 @pytest.fixture(scope="session")
-def wheel(source_tree: Path, tmp_path_factory: pytest.TempPathFactory, output_of: Callable[..., str]) -> Path:
+def wheel(
+    source_tree: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    output_of: Callable[..., str],
+    quick_compiler: dict[str, str],
+) -> Path:
     """The wheel of a copied tree, with the extension where torch and a compiler are present."""
     folder = tmp_path_factory.mktemp("wheel")
     tree = shutil.copytree(source_tree, folder / "tree", symlinks=True)
-    output_of(sys.executable, "-c", BUILD_WHEEL, str(folder), cwd=tree)
+    output_of(sys.executable, "-c", BUILD_WHEEL, str(folder), cwd=tree, **quick_compiler)
     (built,) = folder.glob("*.whl")
     return built
 
