@@ -37,9 +37,15 @@ def constant_names(function: Any) -> list[str]:
 
 @triton.jit
 def flag(condition):
-    """Return a scalar condition on floats in a form that a mask may be combined with."""
-    # The interpreter spreads such a condition over a block as floats, which have no `&`.
+    """Return a scalar condition in a form that may be combined with other scalar ones."""
+    # The interpreter gives a comparison the type of what was compared, and floats have no `&`.
     return tl.where(condition, 1, 0) > 0
+
+
+@triton.jit
+def spread(condition, block):
+    """Return a scalar condition as a mask of the shape of a block; the interpreter's own spreading is no mask."""
+    return (tl.zeros(block.shape, tl.int32) + tl.where(condition, 1, 0)) > 0
 
 
 @triton.jit

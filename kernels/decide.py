@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from . import contract
-from .blocks import NO_ID, flag, weights_float64
+from .blocks import NO_ID, flag, spread, weights_float64
 
 
 @triton.jit
@@ -81,7 +81,7 @@ def token_probs(
     greedy = flag(temperature == 0.0)
     logit = tl.load(records, mask=mask, other=0.0)
     weight = weights_float64(logit, row_max, tl.where(greedy, 1.0, temperature), IS_PROBS)
-    threshold, weight_sum = row_filter(buffers, rows, mask & valid & ~greedy, weight_sum)
+    threshold, weight_sum = row_filter(buffers, rows, mask & valid & ~spread(greedy, mask), weight_sum)
     weight = tl.where(logit >= threshold, weight, 0.0)
     prob = tl.where(greedy, tl.where(token == argmax, 1.0, 0.0), weight / weight_sum)
     return tl.where(valid & mask & (token >= 0), prob, 0.0), valid
@@ -125,7 +125,7 @@ def score(
     gamma, num_shards, rows_per_sequence = sizes
     records_ptr = buffers[5]
     drafted = positions < length
-    greedy = flag(temperature == 0.0)
+    greedy = spread(temperature == 0.0, drafted)
     records = records_ptr + (sequence * (gamma + 1) + positions) * contract.POSITION_FIELDS
     rows = sequence * rows_per_sequence + positions
     token = tl.load(records + contract.TOKEN_FIELD, mask=drafted, other=-1.0).to(tl.int32)

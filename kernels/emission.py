@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from . import contract
-from .blocks import NO_ID, exponent_scale, flag, load_shard, safe_shift, shifted_weights, weights_float64
+from .blocks import NO_ID, exponent_scale, flag, load_shard, safe_shift, shifted_weights, spread, weights_float64
 from .decide import merge_rows, row_filter
 
 
@@ -67,9 +67,9 @@ def draft_facts(
             weight_sum = tl.load(record_ptr + contract.DRAFT_WEIGHT_SUM_FIELD, mask=wanted, other=1.0)
         else:
             rows = one + sequence * rows_per_sequence + gamma + 1 + index
-            mask = (one == 0) & wanted
+            mask = spread(wanted, one)
             maxima, sums, argmax = merge_rows(buffers, rows, mask, num_shards, temperature, IS_PROBS, BLOCK_SHARDS)
-            thresholds, sums = row_filter(buffers, rows, mask & ~greedy, sums)
+            thresholds, sums = row_filter(buffers, rows, mask & ~spread(greedy, one), sums)
             row_max = tl.max(maxima, axis=0)
             threshold = tl.max(thresholds, axis=0)
             weight_sum = tl.max(sums, axis=0)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from . import contract
-from .blocks import exponent_scale, flag, kernel, safe_shift, weights_float64
+from .blocks import exponent_scale, flag, kernel, safe_shift, spread, weights_float64
 from .decide import decide, load_sequence, merge_rows, row_filter, score
 from .emission import draft_facts, emission_weights, load_shards, pick, round_up
 
@@ -51,11 +51,15 @@ def draw(
     # The statistics hold sums in units of each shard's maximum; masses of the residual kernel have the row's.
     by_shard = flag(threshold == float("-inf"))
     if kept_mass_ptr is not None:
-        kept = tl.load(kept_mass_ptr + sequence * num_shards + shards, mask=inside & ~by_shard, other=0.0)
+        kept = tl.load(
+            kept_mass_ptr + sequence * num_shards + shards, mask=inside & ~spread(by_shard, shards), other=0.0
+        )
         masses = tl.where(by_shard, masses, kept)
     residual = masses
     if residual_mass_ptr is not None:
-        summed = tl.load(residual_mass_ptr + sequence * num_shards + shards, mask=inside & wanted, other=0.0)
+        summed = tl.load(
+            residual_mass_ptr + sequence * num_shards + shards, mask=inside & spread(wanted, shards), other=0.0
+        )
         residual = tl.where(wanted, summed, masses)
     elif wanted:
         # The sum of the shard without the removed id: subtracting its weight would cancel.
@@ -141,7 +145,7 @@ def write_tokens(
         accepted = positions < num_accepted
         records = records_ptr + (sequence * (gamma + 1) + positions) * contract.POSITION_FIELDS
         drafted = tl.load(records + contract.TOKEN_FIELD, mask=accepted, other=-1.0).to(tl.int64)
-        row = tl.where((positions == num_accepted) & emits, token, drafted)
+        row = tl.where((positions == num_accepted) & spread(emits, positions), token, drafted)
         tl.store(token_ids_ptr + sequence * (gamma + 1) + positions, row, mask=positions <= gamma)
     tl.store(status_ptr + sequence, status)
     if num_accepted_ptr is not None:
@@ -192,11 +196,11 @@ def emit_tokens(
     one = tl.zeros((1,), tl.int64)
     row = one + sequence * rows_per_sequence + index
     row_maxima, sums, argmaxima = merge_rows(
-        buffers, row, (one == 0) & runs, num_shards, temperature, TARGET_IS_PROBS, BLOCK_SHARDS
+        buffers, row, spread(runs, one), num_shards, temperature, TARGET_IS_PROBS, BLOCK_SHARDS
     )
     emits = runs & flag(tl.max(sums, axis=0) > 0.0)
     bits |= tl.where(runs & ~emits, contract.TARGET_INVALID, 0)
-    thresholds, sums = row_filter(buffers, row, (one == 0) & emits & ~greedy, sums)
+    thresholds, sums = row_filter(buffers, row, spread(emits & ~greedy, one), sums)
     row_max = tl.max(row_maxima, axis=0)
     weight_sum = tl.max(sums, axis=0)
     threshold = tl.max(thresholds, axis=0)
