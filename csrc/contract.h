@@ -56,6 +56,16 @@ struct Rows {
   int64_t stride_row;
 };
 
+// A sparse bias and an allowed-token mask of the rows of one tensor; null pointers are "off".
+struct Adjustments {
+  const int64_t* bias_offsets;  // (batch + 1)
+  const int64_t* bias_token_ids;  // ascending within a sequence
+  const float* bias_values;
+  const int32_t* allowed_tokens;  // one bit a token
+  int64_t allowed_stride_sequence;
+  int64_t allowed_stride_row;
+};
+
 struct SamplingParameters {
   Reals temperature;
   Integers top_k;
@@ -88,6 +98,10 @@ struct VerifyArguments {
   Integers draft_index;
   SamplingParameters sampling;
   SamplingParameters draft_sampling;
+  Adjustments adjustments;
+  Adjustments draft_adjustments;
+  const int64_t* draft_columns;  // of a reduced draft vocabulary, ordered by target id; null is one column a token
+  const int64_t* draft_column_target_ids;
   Integers seed;
   Integers position;
   const double* uniforms;  // accept, emission
@@ -98,6 +112,7 @@ struct VerifyArguments {
   int64_t batch;
   int64_t gamma;
   int64_t vocab;
+  int64_t draft_vocab;
   int64_t draft_slots;  // leading rows of the draft tensor, for draft_index
   int64_t total_draft_tokens;
 };
@@ -109,6 +124,7 @@ struct SampleArguments {
 
   Rows logits;
   SamplingParameters sampling;
+  Adjustments adjustments;
   Integers seed;
   Integers position;
 

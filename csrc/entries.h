@@ -11,6 +11,10 @@ struct Row {
   bool is_probs;
   int64_t vocab;
   const char* next;  // the row that is likely read after this one, or null
+  Adjustment adjustment;
+
+  bool adjusts() const { return adjustment.count > 0 || adjustment.allowed; }
+  bool read_in_place() const { return dtype == DType::FLOAT32 && !adjusts(); }
 };
 
 // CHUNK-aligned entries widened to float32 and padded to whole chunks with values that weigh nothing.
@@ -28,9 +32,11 @@ static inline int64_t num_blocks(int64_t vocab) { return ceil_div(vocab, BLOCK);
 
 static inline int64_t width_of(DType dtype) { return dtype == DType::FLOAT32 ? 4 : 2; }
 
-static inline Row row_at(const Rows& rows, int64_t vocab, int64_t sequence, int64_t index) {
+static inline Row row_at(const Rows& rows, int64_t vocab, int64_t sequence, int64_t index,
+                         const Adjustment& adjustment) {
   const int64_t offset = sequence * rows.stride_sequence + index * rows.stride_row;
-  return {static_cast<const char*>(rows.data) + offset * width_of(rows.dtype), rows.dtype, rows.is_probs, vocab, nullptr};
+  const char* data = static_cast<const char*>(rows.data) + offset * width_of(rows.dtype);
+  return {data, rows.dtype, rows.is_probs, vocab, nullptr, adjustment};
 }
 
 SPECKER_INLINE float float_from_bits(uint32_t bits) {
@@ -66,13 +72,14 @@ static void widen(const Row& row, int64_t begin, int64_t count, float* out) {
   } else {
     widen_all(source, count, out, widen_float16);
   }
+  if (row.adjusts()) adjust_entries(row.adjustment, row.is_probs, begin, count, out);
 }
 
 // Entries [begin, end) of a row, begin a multiple of CHUNK; float32 rows are read in place where no padding is due.
 static Entries load_entries(const Row& row, int64_t begin, int64_t end, float* buffer) {
   const int64_t count = (end < row.vocab ? end : row.vocab) - begin;
   const int64_t padded = ceil_div(count, CHUNK) * CHUNK;
-  if (row.dtype == DType::FLOAT32 && padded == count) {
+  if (row.read_in_place() && padded == count) {
     return {reinterpret_cast<const float*>(row.data) + begin, count, padded, nullptr, 0};
   }
   widen(row, begin, count, buffer);
@@ -132,7 +139,7 @@ static inline Measure measure_entries(const Row& row, const Entries& entries) {
 // load_entries and measure_entries in one.
 static Measure load_and_measure(const Row& row, int64_t begin, int64_t end, float* buffer, Entries* entries) {
   const int64_t count = (end < row.vocab ? end : row.vocab) - begin;
-  if (row.dtype == DType::FLOAT32 || count % CHUNK) {
+  if (row.dtype == DType::FLOAT32 || row.adjusts() || count % CHUNK) {
     *entries = load_entries(row, begin, end, buffer);
     return measure_entries(row, *entries);
   }

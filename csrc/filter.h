@@ -56,7 +56,7 @@ static int64_t block_values(const Row& row, int64_t block, float* buffer, const 
   const int64_t begin = block * BLOCK;
   const int64_t count = row.vocab - begin < BLOCK ? row.vocab - begin : BLOCK;
   *values = reinterpret_cast<const float*>(row.data) + begin;
-  if (row.dtype == DType::FLOAT32) return count;
+  if (row.read_in_place()) return count;
   widen(row, begin, count, buffer);
   *values = buffer;
   return count;
@@ -153,8 +153,10 @@ static void fill_bins(const FilteredRow& row, Measured measured, OrderRange rang
 static double narrow(const FilteredRow& row, double wanted, OrderRange* narrowed, double* above) {
   const OrderRange range = *narrowed;
   const int shift = range.shift();
-  int64_t bin = static_cast<int64_t>((range.high - range.low) >> shift);
-  while (bin > 0 && !(*above + row.scratch.bins[bin] >= wanted)) *above += row.scratch.bins[bin--];
+  int64_t bin = static_cast<int64_t>((range.high - range.low) >> shift), lowest = 0;
+  // Where rounding leaves all of it short of `wanted`, the last bin that holds anything is the one.
+  while (lowest < bin && !(row.scratch.bins[lowest] > 0.0)) ++lowest;
+  while (bin > lowest && !(*above + row.scratch.bins[bin] >= wanted)) *above += row.scratch.bins[bin--];
   const uint64_t low = range.low + (static_cast<uint64_t>(bin) << shift);
   const uint64_t high = low + (uint64_t{1} << shift) - 1;
   *narrowed = {static_cast<uint32_t>(low), high < range.high ? static_cast<uint32_t>(high) : range.high};

@@ -7,6 +7,7 @@ namespace {
 
 #include "philox.h"
 #include "exponential.h"
+#include "adjust.h"
 #include "entries.h"
 #include "weights.h"
 #include "row.h"
@@ -15,6 +16,7 @@ namespace {
 #include "nucleus.h"
 #include "statistics.h"
 #include "emit.h"
+#include "residual.h"
 #include "sample.h"
 #include "round.h"
 #include "verify.h"

@@ -80,6 +80,25 @@ SamplingParameters parameters(const Tensor& temperature, const OptionalTensor& t
   return {reals(temperature, "temperature"), integers(top_k, "top_k"), reals(top_p, "top_p"), reals(min_p, "min_p")};
 }
 
+template <class Element>
+const Element* elements(const OptionalTensor& tensor, ScalarType dtype, const char* name) {
+  if (!tensor) return nullptr;
+  STD_TORCH_CHECK(tensor->scalar_type() == dtype, name, ": unexpected dtype");
+  const int64_t last = tensor->dim() - 1;
+  STD_TORCH_CHECK(tensor->size(last) <= 1 || tensor->stride(last) == 1, name, ": expected a contiguous last axis");
+  return static_cast<const Element*>(tensor->const_data_ptr());
+}
+
+Adjustments adjustments(const OptionalTensor& bias_offsets, const OptionalTensor& bias_token_ids,
+                        const OptionalTensor& bias_values, const OptionalTensor& allowed_tokens) {
+  return {elements<int64_t>(bias_offsets, ScalarType::Long, "bias_offsets"),
+          elements<int64_t>(bias_token_ids, ScalarType::Long, "bias_token_ids"),
+          elements<float>(bias_values, ScalarType::Float, "bias_values"),
+          elements<int32_t>(allowed_tokens, ScalarType::Int, "allowed_tokens"),
+          allowed_tokens ? allowed_tokens->stride(0) : 0,
+          allowed_tokens ? allowed_tokens->stride(1) : 0};
+}
+
 const double* doubles(const OptionalTensor& tensor, const char* name) {
   if (!tensor) return nullptr;
   STD_TORCH_CHECK(tensor->scalar_type() == ScalarType::Double, name, ": expected dtype float64");
@@ -117,9 +136,14 @@ Verified verify(const Tensor& draft_token_ids, const Tensor& target, const Optio
                 const OptionalTensor& cu_num_draft_tokens, const OptionalTensor& draft_index,
                 const Tensor& temperature, const OptionalTensor& top_k, const OptionalTensor& top_p,
                 const OptionalTensor& min_p, const Tensor& draft_temperature, const OptionalTensor& draft_top_k,
-                const OptionalTensor& draft_top_p, const OptionalTensor& draft_min_p, const OptionalTensor& seed,
-                const OptionalTensor& position, const OptionalTensor& uniforms, int64_t max_num_draft_tokens,
-                bool target_is_probs, bool draft_is_probs, bool return_logprobs, bool return_accept_probs) {
+                const OptionalTensor& draft_top_p, const OptionalTensor& draft_min_p,
+                const OptionalTensor& bias_offsets, const OptionalTensor& bias_token_ids,
+                const OptionalTensor& bias_values, const OptionalTensor& allowed_tokens,
+                const OptionalTensor& draft_bias_offsets, const OptionalTensor& draft_bias_token_ids,
+                const OptionalTensor& draft_bias_values, const OptionalTensor& draft_allowed_tokens,
+                const OptionalTensor& draft_columns, const OptionalTensor& draft_column_target_ids,
+                const OptionalTensor& seed, const OptionalTensor& position, const OptionalTensor& uniforms,
+                int64_t max_num_draft_tokens, bool target_is_probs, bool draft_is_probs, bool return_logprobs, bool return_accept_probs) {
   const bool flat = cu_num_draft_tokens.has_value();
   const int64_t batch = flat ? cu_num_draft_tokens->size(0) - 1 : draft_token_ids.size(0);
   const int64_t gamma = max_num_draft_tokens, scored = return_accept_probs ? batch : 0;
@@ -161,6 +185,12 @@ Verified verify(const Tensor& draft_token_ids, const Tensor& target, const Optio
   arguments.draft_index = integers(draft_index, "draft_index");
   arguments.sampling = parameters(temperature, top_k, top_p, min_p);
   arguments.draft_sampling = parameters(draft_temperature, draft_top_k, draft_top_p, draft_min_p);
+  arguments.adjustments = adjustments(bias_offsets, bias_token_ids, bias_values, allowed_tokens);
+  arguments.draft_adjustments =
+      adjustments(draft_bias_offsets, draft_bias_token_ids, draft_bias_values, draft_allowed_tokens);
+  arguments.draft_columns = elements<int64_t>(draft_columns, ScalarType::Long, "draft_columns");
+  arguments.draft_column_target_ids =
+      elements<int64_t>(draft_column_target_ids, ScalarType::Long, "draft_column_target_ids");
   arguments.seed = integers(seed, "seed");
   arguments.position = integers(position, "position");
   arguments.uniforms = doubles(uniforms, "uniforms");
@@ -172,6 +202,7 @@ Verified verify(const Tensor& draft_token_ids, const Tensor& target, const Optio
   arguments.batch = batch;
   arguments.gamma = gamma;
   arguments.vocab = target.size(target.dim() - 1);
+  arguments.draft_vocab = draft ? draft->size(draft->dim() - 1) : arguments.vocab;
   arguments.draft_slots = draft ? draft->size(0) : 0;
   arguments.total_draft_tokens = flat ? draft_token_ids.size(0) : 0;
   run(arguments, batch * (gamma + 1) * arguments.vocab, chosen_kernels().verify);
@@ -179,8 +210,10 @@ Verified verify(const Tensor& draft_token_ids, const Tensor& target, const Optio
 }
 
 std::tuple<Tensor, Tensor, Tensor> sample(const Tensor& logits, const Tensor& temperature, const OptionalTensor& top_k,
-                                          const OptionalTensor& top_p, const OptionalTensor& min_p, const Tensor& seed,
-                                          const Tensor& position) {
+                                          const OptionalTensor& top_p, const OptionalTensor& min_p,
+                                          const OptionalTensor& bias_offsets, const OptionalTensor& bias_token_ids,
+                                          const OptionalTensor& bias_values, const OptionalTensor& allowed_tokens,
+                                          const Tensor& seed, const Tensor& position) {
   const int64_t batch = logits.size(0);
   const std::tuple<Tensor, Tensor, Tensor> outputs = {
       allocate({batch}, aoti_torch_dtype_int64()),
@@ -195,6 +228,7 @@ std::tuple<Tensor, Tensor, Tensor> sample(const Tensor& logits, const Tensor& te
   // Row `sequence` of a matrix: its only stride is that of the sequence.
   arguments.logits.stride_sequence = logits.stride(0);
   arguments.sampling = parameters(temperature, top_k, top_p, min_p);
+  arguments.adjustments = adjustments(bias_offsets, bias_token_ids, bias_values, allowed_tokens);
   arguments.seed = integers(seed, "seed");
   arguments.position = integers(position, "position");
   arguments.batch = batch;

@@ -68,11 +68,15 @@ static void check_uniforms(Round* round) {
 static inline Row target_row(const Round& round, int64_t index) {
   const VerifyArguments& arguments = round.arguments;
   const int64_t base = arguments.cu_num_draft_tokens.data ? round.start + round.sequence : 0;
-  return row_at(arguments.target, arguments.vocab, round.sequence, base + index);
+  return row_at(arguments.target, arguments.vocab, round.sequence, base + index,
+                adjustment_at(arguments.adjustments, round.sequence, base + index));
 }
 
 static inline Row draft_row(const Round& round, int64_t index) {
-  return row_at(round.arguments.draft, round.arguments.vocab, round.slot, round.start + index);
+  const VerifyArguments& arguments = round.arguments;
+  // Slots hold rows; masks and biases belong to sequences.
+  return row_at(arguments.draft, arguments.draft_vocab, round.slot, round.start + index,
+                adjustment_at(arguments.draft_adjustments, round.sequence, round.start + index));
 }
 
 static inline int64_t drafted_token(const Round& round, int64_t index) {

@@ -172,7 +172,10 @@ static void unfiltered_statistics(const Row& row, const Law& law, Executor execu
   statistics->threshold = -__builtin_inf();
   statistics->float_threshold = -__builtin_inff();
   statistics->valid = merge_largest(row, statistics);
-  if (statistics->valid) merge_masses(row, law, statistics);
+  if (!statistics->valid) return;
+  merge_masses(row, law, statistics);
+  // The largest value alone weighs 1, also where a proof left its shard out.
+  if (proven && statistics->weight_sum < 1.0) statistics->weight_sum = 1.0;
 }
 
 static void greedy_statistics(const Row& row, Executor executor, RowStatistics* statistics) {

@@ -11,7 +11,7 @@ static void sample_sequence(const SampleArguments& arguments, int64_t sequence, 
   if (status) return;
 
   Workspace workspace = make_workspace(arguments.vocab, sampled.parameters.filtered);
-  sampled.row = row_at(arguments.logits, arguments.vocab, sequence, 0);
+  sampled.row = row_at(arguments.logits, arguments.vocab, sequence, 0, adjustment_at(arguments.adjustments, sequence, 0));
   sampled.law = make_law(false, sampled.parameters.temperature);
   RowStatistics& statistics = sampled.statistics;
   statistics.shard_largest = workspace.target_largest;

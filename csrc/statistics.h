@@ -11,26 +11,40 @@ struct Workspace {
   void* memory;
 };
 
+// A build for AddressSanitizer puts bytes behind each array that nothing may touch.
+#if !defined(SPECKER_FENCE)
+#define SPECKER_FENCE(end) (end)
+#define SPECKER_FENCE_BYTES 0
+#endif
+
+template <class Element>
+static Element* take_array(char** at, size_t count) {
+  Element* array = reinterpret_cast<Element*>(*at);
+  *at = SPECKER_FENCE(*at + count * sizeof(Element));
+  return array;
+}
+
 // One allocation of num_shards(vocab) * 32 bytes, and with filters vocab / 32 bytes and 66 kB more.
 static Workspace make_workspace(int64_t vocab, bool filtered) {
+  constexpr size_t ARRAYS = 9;
   const size_t shards = static_cast<size_t>(num_shards(vocab));
   const size_t blocks = filtered ? static_cast<size_t>(num_blocks(vocab)) : 0;
   const size_t room = filtered ? static_cast<size_t>(CAPACITY + BLOCK) : 0;
-  const size_t doubles = 3 * shards + (filtered ? CAPACITY + BINS : 0);
-  const size_t floats = 2 * shards + blocks + room;
+  const size_t measures = filtered ? CAPACITY : 0, bins = filtered ? BINS : 0;
+  const size_t doubles = 3 * shards + measures + bins, floats = 2 * shards + blocks + room;
   Workspace workspace;
-  workspace.memory = ::operator new(doubles * sizeof(double) + floats * sizeof(float));
-  double* doubles_at = static_cast<double*>(workspace.memory);
-  workspace.target_mass = doubles_at;
-  workspace.draft_mass = doubles_at + shards;
-  workspace.residual_mass = doubles_at + 2 * shards;
-  workspace.filter.measures = doubles_at + 3 * shards;
-  workspace.filter.bins = workspace.filter.measures + CAPACITY;
-  float* floats_at = reinterpret_cast<float*>(doubles_at + doubles);
-  workspace.target_largest = floats_at;
-  workspace.draft_largest = floats_at + shards;
-  workspace.filter.block_largest = floats_at + 2 * shards;
-  workspace.filter.candidates = workspace.filter.block_largest + blocks;
+  workspace.memory =
+      ::operator new(doubles * sizeof(double) + floats * sizeof(float) + ARRAYS * SPECKER_FENCE_BYTES);
+  char* at = static_cast<char*>(workspace.memory);
+  workspace.target_mass = take_array<double>(&at, shards);
+  workspace.draft_mass = take_array<double>(&at, shards);
+  workspace.residual_mass = take_array<double>(&at, shards);
+  workspace.filter.measures = take_array<double>(&at, measures);
+  workspace.filter.bins = take_array<double>(&at, bins);
+  workspace.target_largest = take_array<float>(&at, shards);
+  workspace.draft_largest = take_array<float>(&at, shards);
+  workspace.filter.block_largest = take_array<float>(&at, blocks);
+  workspace.filter.candidates = take_array<float>(&at, room);
   return workspace;
 }
 

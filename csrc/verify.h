@@ -29,8 +29,8 @@ static void measure_draft(Round* round, const AcceptProof* proof) {
                  round->workspace.filter, proof, &round->draft.statistics);
 }
 
-// Takes the draft row's statistics from its receipt and returns the probability of the drafted token.
-static double draft_prob_of_receipt(Round* round, int64_t index) {
+// Takes the draft row's statistics from its receipt and returns the probability of the column drawn.
+static double read_receipt(Round* round, int64_t index, int64_t token) {
   const VerifyArguments& arguments = round->arguments;
   const double* receipt = arguments.receipt + round->sequence * arguments.receipt_stride_sequence +
                           (round->start + index) * arguments.receipt_stride_row;
@@ -41,10 +41,29 @@ static double draft_prob_of_receipt(Round* round, int64_t index) {
   statistics.threshold = receipt[2 * stride];
   statistics.float_threshold = ceil_to_float(statistics.threshold);
   statistics.weight_sum = receipt[3 * stride];
-  statistics.valid = statistics.weight_sum > 0.0;
+  // Another logit than the row's own tells of another row or token; a mapped token may have several columns.
+  const bool matches = arguments.draft_columns || value_at(round->draft.row, token) == value;
+  statistics.valid = matches && statistics.weight_sum > 0.0;
   statistics.shard_largest = nullptr;
   if (!(value >= statistics.threshold)) return 0.0;
   return relative_weight(round->draft.law, value, statistics.row_max) / statistics.weight_sum;
+}
+
+static inline DraftColumns draft_columns(const Round& round) {
+  return {round.arguments.draft_columns, round.arguments.draft_column_target_ids, round.arguments.draft_vocab};
+}
+
+// Probability of a token that several draft columns may stand for.
+static double mapped_prob(Round* round, int64_t token) {
+  // A receipt names no arg-max.
+  if (round->draft.parameters.greedy && !round->draft.statistics.shard_largest) measure_draft(round, nullptr);
+  const DraftColumns columns = draft_columns(*round);
+  double prob = 0.0;
+  for (int64_t entry = lower_bound(columns.target_ids, columns.count, token);
+       entry < columns.count && columns.target_ids[entry] == token; ++entry) {
+    prob += column_prob(round->draft, columns.columns[entry]);
+  }
+  return prob;
 }
 
 // Probability of the drafted token under its draft, or more if acceptance is proven; sets what a rejection draws from.
@@ -57,7 +76,11 @@ static double draft_prob(Round* round, int64_t index, int64_t token, double targ
   }
   double prob = 1.0;
   if (arguments.receipt) {
-    prob = draft_prob_of_receipt(round, index);
+    prob = read_receipt(round, index, token);
+    if (arguments.draft_columns && round->draft.statistics.valid) prob = mapped_prob(round, token);
+  } else if (arguments.draft_columns) {
+    measure_draft(round, nullptr);
+    if (round->draft.statistics.valid) prob = mapped_prob(round, token);
   } else if (arguments.has_draft) {
     const AcceptProof proof = {decision_uniforms(*round, index).accept, target_prob, value_at(round->draft.row, token)};
     measure_draft(round, arguments.returns_accept_probs || round->executor.run ? nullptr : &proof);
@@ -114,13 +137,13 @@ static int64_t draw_token(Round* round, const Score& score, double uniform) {
   double* masses = round->workspace.residual_mass;
   int64_t token = -1;
   if (score.draw == Draw::RESIDUAL && !round->draft.parameters.greedy) {
-    token = draw_from_residual(target, round->draft, uniform, round->executor, masses);
+    token = draw_from_residual(target, round->draft, draft_columns(*round), uniform, round->executor, masses);
   } else {
     int64_t removed = score.removed;
     if (score.draw == Draw::RESIDUAL) {
       // A greedy draft is one-hot at its arg-max, which a receipt does not name.
       if (!round->draft.statistics.shard_largest) measure_draft(round, nullptr);
-      removed = round->draft.statistics.argmax;
+      removed = target_id_of(draft_columns(*round), round->draft.statistics.argmax);
     }
     token = draw_without(target, removed, uniform, masses);
   }
@@ -203,13 +226,14 @@ static void verify_sequence(const VerifyArguments& arguments, int64_t sequence, 
   Sampled& draft = round.draft;
   target.parameters = read_parameters(arguments.sampling, sequence, arguments.vocab, &round.status);
   int32_t draft_status = 0;
-  draft.parameters = read_parameters(arguments.draft_sampling, sequence, arguments.vocab, &draft_status);
+  draft.parameters = read_parameters(arguments.draft_sampling, sequence, arguments.draft_vocab, &draft_status);
   if (arguments.has_draft) round.status |= draft_status;
   write_padding(arguments, sequence, round.status == 0);
   if (round.status == 0) {
     target.law = make_law(arguments.target.is_probs, target.parameters.temperature);
     draft.law = make_law(arguments.draft.is_probs, draft.parameters.temperature);
-    round.workspace = make_workspace(arguments.vocab, target.parameters.filtered || draft.parameters.filtered);
+    const int64_t widest = arguments.vocab > arguments.draft_vocab ? arguments.vocab : arguments.draft_vocab;
+    round.workspace = make_workspace(widest, target.parameters.filtered || draft.parameters.filtered);
     target.statistics.shard_largest = round.workspace.target_largest;
     target.statistics.shard_mass = round.workspace.target_mass;
     draft.statistics.shard_mass = round.workspace.draft_mass;

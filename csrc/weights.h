@@ -45,13 +45,13 @@ template <class Value>
 static double fixed_sum(const Value* values, int64_t count) {
   constexpr int64_t WIDTH = 16;
   double lanes[WIDTH] = {};
-  int64_t index = 0;
-  for (; index + WIDTH <= count; index += WIDTH) {
+  const int64_t whole = count - count % WIDTH;
+  for (int64_t index = 0; index < whole; index += WIDTH) {
 #pragma omp simd
     for (int64_t lane = 0; lane < WIDTH; ++lane) lanes[lane] += static_cast<double>(values[index + lane]);
   }
   double sum = 0.0;
-  for (; index < count; ++index) sum += static_cast<double>(values[index]);
+  for (int64_t index = whole; index < count; ++index) sum += static_cast<double>(values[index]);
   for (int64_t lane = 0; lane < WIDTH; ++lane) sum += lanes[lane];
   return sum;
 }

@@ -99,22 +99,6 @@ def weights_float64(values, row_max, temperature, IS_PROBS: tl.constexpr):
 
 
 @triton.jit
-def load_shard(row_ptr, first, vocab, IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, SHARD: tl.constexpr):
-    """Return the tile of values of the shard that starts at id `first`, in float32; ids past the row have no mass."""
-    offsets = tl.arange(0, SHARD)
-    pointers = row_ptr + first + offsets
-    if ALIGNED:
-        # The hint sits on the last address computed: on an earlier one the compiler's folding would lose it.
-        pointers = tl.multiple_of(pointers, 16)
-    # All shards but the last need no mask and so keep their wide loads whatever the vocabulary.
-    if first + SHARD <= vocab:
-        values = tl.load(pointers)
-    else:
-        values = tl.load(pointers, mask=offsets < (vocab - first).to(tl.int32), other=lowest(IS_PROBS))
-    return values.to(tl.float32)
-
-
-@triton.jit
 def as_groups(values):
     """Return a tile as (4, groups, 8): the 32 values of a group lie in one or two threads, so no barrier sums them."""
     return tl.reshape(values, (4, values.shape[0] // 32, 8))

@@ -45,11 +45,13 @@ MAX_SHARDS = 1024
 ENOUGH_PROGRAMS = 1056
 """Programs that keep a large GPU busy: eight on each of 132 multiprocessors."""
 
-SEQUENCE_FIELDS = tl.constexpr(4)
+SEQUENCE_FIELDS = tl.constexpr(6)
 STATUS_FIELD = tl.constexpr(0)
 LENGTH_FIELD = tl.constexpr(1)
 TARGET_OFFSET_FIELD = tl.constexpr(2)
 DRAFT_OFFSET_FIELD = tl.constexpr(3)
+FRONT_FIELD = tl.constexpr(4)
+START_FIELD = tl.constexpr(5)
 
 POSITION_FIELDS = tl.constexpr(8)
 TOKEN_FIELD = tl.constexpr(0)
@@ -77,20 +79,23 @@ def power_of_two(value: int) -> int:
     return 1 << (value - 1).bit_length()
 
 
-def num_shards(vocab: int) -> int:
-    """Return the number of shards of a row.
+def num_shards(widest: int, vocab: int) -> int:
+    """Return the number of shards of the widest row, in shards of the size that the target's vocabulary has.
 
     Raises:
         ValueError: the vocabulary has more shards than one program can merge.
     """
-    shards = -(-vocab // shard_size(vocab))
+    shards = -(-widest // shard_size(vocab))
     if shards > MAX_SHARDS:
-        raise ValueError(f"vocab: expected at most {MAX_SHARDS * shard_size(vocab)} on the Triton backend, got {vocab}")
+        raise ValueError(
+            f"vocab: expected at most {MAX_SHARDS * shard_size(vocab)} on the Triton backend, got {widest}"
+        )
     return shards
 
 
 def constants(
     vocab: int,
+    widest: int,
     *,
     flat: bool,
     aligned: bool,
@@ -100,7 +105,10 @@ def constants(
     same_rows: bool,
     purpose: int,
 ) -> dict[str, int | bool]:
-    """Return the compile-time arguments of all kernels by name: what a round is compiled for, dtypes aside."""
+    """Return the compile-time arguments of all kernels by name: what a round is compiled for, dtypes aside.
+
+    `widest` is the larger of the target's and the draft's vocabulary.
+    """
     return {
         "FLAT": flat,
         "ALIGNED": aligned,
@@ -110,12 +118,12 @@ def constants(
         "SAME_ROWS": same_rows,
         "PURPOSE": purpose,
         "SHARD": shard_size(vocab),
-        "BLOCK_SHARDS": power_of_two(num_shards(vocab)),
+        "BLOCK_SHARDS": power_of_two(num_shards(widest, vocab)),
         "BLOCK_POSITIONS": BLOCK_POSITIONS,
         "BLOCK_VOCAB": min(shard_size(vocab), MAX_FILTER_BLOCK),
         "NUM_BINS": NUM_BINS,
         "MAX_CANDIDATES": MAX_CANDIDATES,
-        "FITS": vocab <= MAX_CANDIDATES,
+        "FITS": widest <= MAX_CANDIDATES,
     }
 
 

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from . import contract
 from .blocks import NO_ID, flag, spread, weights_float64
+from .rows import column_weights, row_at
 
 
 @triton.jit
@@ -25,15 +26,17 @@ def bit_or(left, right):
 
 @triton.jit
 def load_sequence(integers_ptr, temperatures_ptr, sequence):
-    """Return status, length, row offsets and temperatures (0: greedy) of a sequence."""
+    """Return status, length, row offsets, first rows and temperatures (0: greedy) of a sequence."""
     record_ptr = integers_ptr + sequence * contract.SEQUENCE_FIELDS
     status = tl.load(record_ptr + contract.STATUS_FIELD).to(tl.int32)
     length = tl.load(record_ptr + contract.LENGTH_FIELD)
     target_offset = tl.load(record_ptr + contract.TARGET_OFFSET_FIELD)
     draft_offset = tl.load(record_ptr + contract.DRAFT_OFFSET_FIELD)
+    front = tl.load(record_ptr + contract.FRONT_FIELD)
+    start = tl.load(record_ptr + contract.START_FIELD)
     temperature = tl.load(temperatures_ptr + sequence * 2)
     draft_temperature = tl.load(temperatures_ptr + sequence * 2 + 1)
-    return status, length, target_offset, draft_offset, temperature, draft_temperature
+    return status, length, target_offset, draft_offset, front, start, temperature, draft_temperature
 
 
 @triton.jit
@@ -88,12 +91,33 @@ def token_probs(
 
 
 @triton.jit
+def mapped_probs(
+    buffers, draft_rows, columns, positions, rows, mask, token, num_shards, temperature,
+    IS_PROBS: tl.constexpr, BLOCK_SHARDS: tl.constexpr,
+):  # fmt: skip
+    """Return the draft probability of a block of target ids with draft columns, and whether their rows are valid."""
+    row_max, weight_sum, argmax = merge_rows(buffers, rows, mask, num_shards, temperature, IS_PROBS, BLOCK_SHARDS)
+    valid = weight_sum > 0.0
+    greedy = spread(temperature == 0.0, mask)
+    threshold, weight_sum = row_filter(buffers, rows, mask & valid & ~greedy, weight_sum)
+    weights = column_weights(
+        row_at(draft_rows, positions), columns, token, mask & valid & (token >= 0), row_max,
+        tl.where(greedy, 1.0, temperature), threshold, tl.where(greedy, argmax, -1), IS_PROBS, True,
+    )  # fmt: skip
+    return tl.where(valid & mask, weights / tl.where(greedy, 1.0, weight_sum), 0.0), valid
+
+
+@triton.jit
 def draft_probs(
-    buffers, records, rows, mask, token, num_shards, temperature,
+    buffers, draft_rows, columns, positions, records, rows, mask, token, num_shards, temperature,
     HAS_DRAFT: tl.constexpr, HAS_RECEIPT: tl.constexpr, IS_PROBS: tl.constexpr, BLOCK_SHARDS: tl.constexpr,
 ):  # fmt: skip
     """Return the draft probability of a block of tokens, and whether their rows are valid."""
-    if HAS_RECEIPT:
+    if columns[0] is not None:
+        prob, valid = mapped_probs(
+            buffers, draft_rows, columns, positions, rows, mask, token, num_shards, temperature, IS_PROBS, BLOCK_SHARDS
+        )
+    elif HAS_RECEIPT:
         logit = tl.load(records + contract.DRAFT_LOGIT_FIELD, mask=mask, other=0.0)
         row_max = tl.load(records + contract.DRAFT_ROW_MAX_FIELD, mask=mask, other=0.0)
         threshold = tl.load(records + contract.DRAFT_THRESHOLD_FIELD, mask=mask, other=0.0)
@@ -114,7 +138,7 @@ def draft_probs(
 
 @triton.jit
 def score(
-    buffers, sizes, sequence, positions, length, temperature, draft_temperature,
+    buffers, sizes, draft_rows, columns, sequence, positions, length, temperature, draft_temperature,
     HAS_DRAFT: tl.constexpr, HAS_RECEIPT: tl.constexpr,
     TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr, BLOCK_SHARDS: tl.constexpr,
 ):  # fmt: skip
@@ -135,8 +159,8 @@ def score(
         TARGET_IS_PROBS, BLOCK_SHARDS,
     )  # fmt: skip
     draft_prob, draft_valid = draft_probs(
-        buffers, records, rows + gamma + 1, drafted & ~greedy, token, num_shards, draft_temperature,
-        HAS_DRAFT, HAS_RECEIPT, DRAFT_IS_PROBS, BLOCK_SHARDS,
+        buffers, draft_rows, columns, positions, records, rows + gamma + 1, drafted & ~greedy, token, num_shards,
+        draft_temperature, HAS_DRAFT, HAS_RECEIPT, DRAFT_IS_PROBS, BLOCK_SHARDS,
     )  # fmt: skip
     in_range = token >= 0
     # Multiplied, not divided, and strict: u = 0 never accepts a token without target mass.
@@ -160,7 +184,7 @@ def score(
 
 @triton.jit
 def decide(
-    buffers, sizes, sequence, length, temperature, draft_temperature,
+    buffers, sizes, draft_rows, columns, sequence, length, temperature, draft_temperature,
     HAS_DRAFT: tl.constexpr, HAS_RECEIPT: tl.constexpr, TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr,
     BLOCK_SHARDS: tl.constexpr, BLOCK_POSITIONS: tl.constexpr,
 ):  # fmt: skip
@@ -171,7 +195,7 @@ def decide(
     for chunk in range(0, length, BLOCK_POSITIONS):
         positions = (chunk + tl.arange(0, BLOCK_POSITIONS)).to(tl.int64)
         accepted, bits, _, _, subtractable = score(
-            buffers, sizes, sequence, positions, length, temperature, draft_temperature,
+            buffers, sizes, draft_rows, columns, sequence, positions, length, temperature, draft_temperature,
             HAS_DRAFT, HAS_RECEIPT, TARGET_IS_PROBS, DRAFT_IS_PROBS, BLOCK_SHARDS,
         )  # fmt: skip
         num_accepted = tl.minimum(num_accepted, tl.min(tl.where(accepted, length, positions), axis=0))

@@ -15,8 +15,9 @@ import triton
 import triton.language as tl
 
 from . import contract
-from .blocks import NO_ID, exponent_scale, flag, load_shard, safe_shift, shifted_weights, spread, weights_float64
+from .blocks import NO_ID, exponent_scale, flag, safe_shift, shifted_weights, spread, weights_float64
 from .decide import merge_rows, row_filter
+from .rows import column_weights, load_shard
 
 
 @triton.jit
@@ -44,11 +45,13 @@ def load_shards(buffers, row, num_shards, temperature, IS_PROBS: tl.constexpr, B
 @triton.jit
 def draft_facts(
     buffers, sizes, sequence, index, wanted, temperature, target_sum,
-    HAS_DRAFT: tl.constexpr, HAS_RECEIPT: tl.constexpr, IS_PROBS: tl.constexpr, BLOCK_SHARDS: tl.constexpr,
+    HAS_DRAFT: tl.constexpr, HAS_RECEIPT: tl.constexpr, MAPPED: tl.constexpr, IS_PROBS: tl.constexpr,
+    BLOCK_SHARDS: tl.constexpr,
 ):  # fmt: skip
-    """Return (removed id or -1, shift, scale, threshold, factor) of the draft row that a residual subtracts.
+    """Return (removed id or -1, shift, scale, threshold, factor, only column or -1) of the draft row to subtract.
 
-    A point mass, and the arg-max of a greedy draft, holds the whole draft mass: removing its id is the residual.
+    A point mass, and the arg-max of a greedy draft, holds the whole draft mass: removing its id is the residual. The
+    arg-max of a reduced vocabulary is a column, and its mass is subtracted where that column's target id is found.
     """
     gamma, num_shards, rows_per_sequence = sizes
     records_ptr = buffers[5]
@@ -58,6 +61,7 @@ def draft_facts(
     scale = tl.full((), 1.0, tl.float32)
     threshold = tl.full((), float("-inf"), tl.float64)
     factor = tl.full((), 0.0, tl.float32)
+    only = tl.full((), -1, tl.int32)
     if HAS_DRAFT:
         greedy = flag(temperature == 0.0)
         one = tl.zeros((1,), tl.int64)
@@ -74,41 +78,54 @@ def draft_facts(
             threshold = tl.max(thresholds, axis=0)
             weight_sum = tl.max(sums, axis=0)
             removed = tl.where(greedy, tl.min(argmax, axis=0), removed)
+            weight_sum = tl.where(greedy, 1.0, weight_sum)
         removed = tl.where(wanted & greedy, removed, -1)
         shift = safe_shift(row_max.to(tl.float32), IS_PROBS)
         scale = exponent_scale(tl.where(greedy, 1.0, temperature), IS_PROBS)
-        factor = tl.where(wanted & ~greedy, target_sum / weight_sum, 0.0).to(tl.float32)
-    return removed, shift, scale, round_up(threshold), factor
+        subtracts = wanted & ~greedy
+        if MAPPED:
+            only = removed
+            removed = tl.full((), -1, tl.int32)
+            subtracts = wanted
+        factor = tl.where(subtracts, target_sum / weight_sum, 0.0).to(tl.float32)
+    return removed, shift, scale, round_up(threshold), factor, only
 
 
 @triton.jit
 def kept_weights(
-    row_ptr, first, vocab, shift, scale, threshold,
+    row, first, shift, scale, threshold,
     IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, SHARD: tl.constexpr,
 ):  # fmt: skip
     """Return the float32 weights of a shard, 0 for ids that a filter drops."""
-    values = load_shard(row_ptr, first, vocab, IS_PROBS, ALIGNED, SHARD)
+    values = load_shard(row, first, IS_PROBS, ALIGNED, SHARD)
     weights = shifted_weights(values, shift, scale, IS_PROBS)
     return tl.where(values >= threshold, weights, 0.0)
 
 
 @triton.jit
 def emission_weights(
-    target_row_ptr, draft_row_ptr, first, vocab, target_shift, target_scale, target_threshold, draft,
+    target_row, draft_row, columns, first, target_shift, target_scale, target_threshold, draft,
     TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr, HAS_DRAFT: tl.constexpr,
     ALIGNED: tl.constexpr, SHARD: tl.constexpr,
 ):  # fmt: skip
     """Return (target weights, weights drawn from) of a shard: the same numbers in every kernel that asks."""
-    removed, draft_shift, draft_scale, draft_threshold, factor = draft
+    removed, draft_shift, draft_scale, draft_threshold, factor, only = draft
     kept = kept_weights(
-        target_row_ptr, first, vocab, target_shift, target_scale, target_threshold, TARGET_IS_PROBS, ALIGNED, SHARD
+        target_row, first, target_shift, target_scale, target_threshold, TARGET_IS_PROBS, ALIGNED, SHARD
     )
     drawn = kept
     if HAS_DRAFT:  # noqa: SIM102 (decided while compiling)
         if factor > 0.0:
-            subtrahend = kept_weights(
-                draft_row_ptr, first, vocab, draft_shift, draft_scale, draft_threshold, DRAFT_IS_PROBS, ALIGNED, SHARD
-            )
+            if columns[0] is None:
+                subtrahend = kept_weights(
+                    draft_row, first, draft_shift, draft_scale, draft_threshold, DRAFT_IS_PROBS, ALIGNED, SHARD
+                )
+            else:
+                ids = tl.arange(0, SHARD) + first.to(tl.int32)
+                subtrahend = column_weights(
+                    draft_row, columns, ids, ids < target_row[1], draft_shift, draft_scale, draft_threshold, only,
+                    DRAFT_IS_PROBS, False,
+                )  # fmt: skip
             drawn = kept - subtrahend * factor
     column = tl.arange(0, SHARD) + first.to(tl.int32)
     return kept, tl.where((drawn > 0.0) & (column != removed), drawn, 0.0)

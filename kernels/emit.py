@@ -16,6 +16,7 @@ from . import contract
 from .blocks import exponent_scale, flag, kernel, safe_shift, spread, weights_float64
 from .decide import decide, load_sequence, merge_rows, row_filter, score
 from .emission import draft_facts, emission_weights, load_shards, pick, round_up
+from .rows import load_value, row_at, rows_of
 
 
 @triton.jit
@@ -26,8 +27,8 @@ def times(left, right):
 
 @triton.jit
 def draw(
-    buffers, sizes, residual_mass_ptr, kept_mass_ptr, target_row_ptr, draft_row_ptr,
-    sequence, index, wanted, emission, vocab, temperature, draft_temperature,
+    buffers, sizes, residual_mass_ptr, kept_mass_ptr, target_row, draft_row, columns,
+    sequence, index, wanted, emission, temperature, draft_temperature,
     HAS_DRAFT: tl.constexpr, HAS_RECEIPT: tl.constexpr, TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr,
     ALIGNED: tl.constexpr, SHARD: tl.constexpr, BLOCK_SHARDS: tl.constexpr,
 ):  # fmt: skip
@@ -43,9 +44,9 @@ def draw(
     threshold = tl.max(thresholds, axis=0)
     floor = round_up(threshold)
     scale = exponent_scale(temperature, TARGET_IS_PROBS)
-    removed, draft_shift, draft_scale, draft_threshold, factor = draft_facts(
+    removed, draft_shift, draft_scale, draft_threshold, factor, only = draft_facts(
         buffers, sizes, sequence, index, wanted, draft_temperature, tl.max(sums, axis=0),
-        HAS_DRAFT, HAS_RECEIPT, DRAFT_IS_PROBS, BLOCK_SHARDS,
+        HAS_DRAFT, HAS_RECEIPT, columns[0] is not None, DRAFT_IS_PROBS, BLOCK_SHARDS,
     )  # fmt: skip
 
     # The statistics hold sums in units of each shard's maximum; masses of the residual kernel have the row's.
@@ -66,9 +67,9 @@ def draw(
         home = removed // SHARD
         home_max = tl.max(tl.where(shards == home, maxima, float("-inf")), axis=0)
         _, others = emission_weights(
-            target_row_ptr, draft_row_ptr, home.to(tl.int64) * SHARD, vocab,
+            target_row, draft_row, columns, home.to(tl.int64) * SHARD,
             safe_shift(home_max, TARGET_IS_PROBS), scale, floor,
-            (removed, draft_shift, draft_scale, draft_threshold, factor),
+            (removed, draft_shift, draft_scale, draft_threshold, factor, only),
             TARGET_IS_PROBS, DRAFT_IS_PROBS, False, ALIGNED, SHARD,
         )  # fmt: skip
         unit = weights_float64(home_max.to(tl.float64), row_max, temperature, TARGET_IS_PROBS)
@@ -91,8 +92,8 @@ def draw(
     shift = tl.where(by_shard, shard_max, row_max.to(tl.float32))
     first = shard.to(tl.int64) * SHARD
     _, drawn = emission_weights(
-        target_row_ptr, draft_row_ptr, first, vocab, safe_shift(shift, TARGET_IS_PROBS), scale, floor,
-        (removed, draft_shift, draft_scale, draft_threshold, factor),
+        target_row, draft_row, columns, first, safe_shift(shift, TARGET_IS_PROBS), scale, floor,
+        (removed, draft_shift, draft_scale, draft_threshold, factor, only),
         TARGET_IS_PROBS, DRAFT_IS_PROBS, HAS_DRAFT, ALIGNED, SHARD,
     )  # fmt: skip
     token = pick(first.to(tl.int32) + tl.arange(0, SHARD), drawn.to(tl.float64), tl.where(by_shard, rest / unit, rest))
@@ -101,7 +102,7 @@ def draw(
 
 @triton.jit
 def write_scores(
-    logprobs_ptr, accept_probs_ptr, expected_ptr, buffers, sizes,
+    logprobs_ptr, accept_probs_ptr, expected_ptr, buffers, sizes, draft_rows, columns,
     sequence, length, num_accepted, runs, temperature, draft_temperature,
     HAS_DRAFT: tl.constexpr, HAS_RECEIPT: tl.constexpr, TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr,
     BLOCK_SHARDS: tl.constexpr, BLOCK_POSITIONS: tl.constexpr,
@@ -114,7 +115,7 @@ def write_scores(
     for chunk in range(0, gamma + 1, BLOCK_POSITIONS):
         positions = (chunk + order).to(tl.int64)
         _, _, chance, prob, _ = score(
-            buffers, sizes, sequence, positions, length, temperature, draft_temperature,
+            buffers, sizes, draft_rows, columns, sequence, positions, length, temperature, draft_temperature,
             HAS_DRAFT, HAS_RECEIPT, TARGET_IS_PROBS, DRAFT_IS_PROBS, BLOCK_SHARDS,
         )  # fmt: skip
         if logprobs_ptr is not None:
@@ -174,6 +175,11 @@ def emit_tokens(
     row_threshold_ptr, row_sum_ptr,  # (batch, rows_per_sequence)
     records_ptr, integers_ptr, temperatures_ptr,
     target_logits_ptr, stride_target_row, draft_logits_ptr, stride_draft_row,
+    bias_offsets_ptr, bias_ids_ptr, bias_values_ptr,  # (batch + 1,), (entries,), likewise
+    allowed_ptr, stride_allowed_sequence, stride_allowed_row,  # (batch, rows, words)
+    draft_bias_offsets_ptr, draft_bias_ids_ptr, draft_bias_values_ptr,
+    draft_allowed_ptr, stride_draft_allowed_sequence, stride_draft_allowed_row, draft_vocab,
+    columns_ptr, column_targets_ptr,  # (draft_vocab,), likewise
     gamma, vocab, num_shards, rows_per_sequence,
     HAS_RECEIPT: tl.constexpr, TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr,
     ALIGNED: tl.constexpr, SHARD: tl.constexpr, BLOCK_SHARDS: tl.constexpr, BLOCK_POSITIONS: tl.constexpr,
@@ -183,14 +189,24 @@ def emit_tokens(
     HAS_DRAFT: tl.constexpr = draft_logits_ptr is not None
     buffers = (shard_max_ptr, shard_sum_ptr, shard_argmax_ptr, row_threshold_ptr, row_sum_ptr, records_ptr)
     sizes = (gamma, num_shards, rows_per_sequence)
-    status, length, target_offset, draft_offset, temperature, draft_temperature = load_sequence(
+    status, length, target_offset, draft_offset, front, start, temperature, draft_temperature = load_sequence(
         integers_ptr, temperatures_ptr, sequence
     )
     runs = (status & contract.INVALID_ARGUMENT) == 0
     length = tl.where(runs, length, 0)
     greedy = flag(temperature == 0.0)
+    target_rows = rows_of(
+        target_logits_ptr, target_offset, stride_target_row, vocab, sequence, front,
+        (bias_offsets_ptr, bias_ids_ptr, bias_values_ptr), (allowed_ptr, stride_allowed_sequence, stride_allowed_row),
+    )  # fmt: skip
+    draft_rows = rows_of(
+        draft_logits_ptr, draft_offset, stride_draft_row, draft_vocab, sequence, start,
+        (draft_bias_offsets_ptr, draft_bias_ids_ptr, draft_bias_values_ptr),
+        (draft_allowed_ptr, stride_draft_allowed_sequence, stride_draft_allowed_row),
+    )  # fmt: skip
+    columns = (columns_ptr, column_targets_ptr)
     index, bits, wanted = decide(
-        buffers, sizes, sequence, length, temperature, draft_temperature,
+        buffers, sizes, draft_rows, columns, sequence, length, temperature, draft_temperature,
         HAS_DRAFT, HAS_RECEIPT, TARGET_IS_PROBS, DRAFT_IS_PROBS, BLOCK_SHARDS, BLOCK_POSITIONS,
     )  # fmt: skip
     one = tl.zeros((1,), tl.int64)
@@ -205,16 +221,15 @@ def emit_tokens(
     weight_sum = tl.max(sums, axis=0)
     threshold = tl.max(thresholds, axis=0)
     token = tl.min(argmaxima, axis=0)
-    target_row_ptr = target_logits_ptr + (target_offset + index * stride_target_row)
+    target_row = row_at(target_rows, index)
     if emits & ~greedy:
-        draft_row_ptr = target_row_ptr
+        draft_row = target_row
         if HAS_DRAFT:
-            draft_row_ptr = draft_logits_ptr + (draft_offset + index * stride_draft_row)
+            draft_row = row_at(draft_rows, index)
         record_ptr = records_ptr + (sequence * (gamma + 1) + index) * contract.POSITION_FIELDS
         token, empty = draw(
-            buffers, sizes, residual_mass_ptr, kept_mass_ptr, target_row_ptr, draft_row_ptr,
-            sequence, index, wanted, tl.load(record_ptr + contract.EMISSION_FIELD), vocab,
-            temperature, draft_temperature,
+            buffers, sizes, residual_mass_ptr, kept_mass_ptr, target_row, draft_row, columns,
+            sequence, index, wanted, tl.load(record_ptr + contract.EMISSION_FIELD), temperature, draft_temperature,
             HAS_DRAFT, HAS_RECEIPT, TARGET_IS_PROBS, DRAFT_IS_PROBS, ALIGNED, SHARD, BLOCK_SHARDS,
         )  # fmt: skip
         bits |= tl.where(empty > 0, contract.RESIDUAL_EMPTY, 0)
@@ -223,14 +238,14 @@ def emit_tokens(
         token_ids_ptr, num_accepted_ptr, num_emitted_ptr, status_ptr, records_ptr,
         sequence, gamma, index, emits, token.to(tl.int64), status, BLOCK_POSITIONS,
     )  # fmt: skip
-    logit = tl.load(target_row_ptr + tl.maximum(token, 0), mask=emits, other=0.0).to(tl.float64)
+    logit = load_value(target_row, tl.maximum(token, 0), emits, TARGET_IS_PROBS)
     if logprobs_ptr is not None:
         weight = weights_float64(logit, row_max, tl.where(greedy, 1.0, temperature), TARGET_IS_PROBS)
         prob = tl.where(emits & ~greedy, weight / weight_sum, 1.0)
         tl.store(logprobs_ptr + sequence * (gamma + 1) + index, tl.log(prob).to(tl.float32))
     if logprobs_ptr is not None or accept_probs_ptr is not None:
         write_scores(
-            logprobs_ptr, accept_probs_ptr, expected_ptr, buffers, sizes,
+            logprobs_ptr, accept_probs_ptr, expected_ptr, buffers, sizes, draft_rows, columns,
             sequence, length, index, runs, temperature, draft_temperature,
             HAS_DRAFT, HAS_RECEIPT, TARGET_IS_PROBS, DRAFT_IS_PROBS, BLOCK_SHARDS, BLOCK_POSITIONS,
         )  # fmt: skip

@@ -25,6 +25,7 @@ from .arguments import load_real
 from .blocks import flag, kernel
 from .decide import load_sequence
 from .emission import load_shards, round_up
+from .rows import row_at, rows_of
 from .selection import (
     candidate_weights,
     mass_from,
@@ -56,7 +57,7 @@ def min_p_floor(min_p, temperature, row_max, IS_PROBS: tl.constexpr):
 
 @triton.jit
 def collect(
-    row_ptr, vocab, bound, row_max, lowest_max, temperature, row_sum, top_p, kept_mass, wanted,
+    row, bound, row_max, lowest_max, temperature, row_sum, top_p, kept_mass, wanted,
     by_mass, precise, sums_only, scratch,
     IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, FITS: tl.constexpr, BLOCK_VOCAB: tl.constexpr,
     NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
@@ -78,16 +79,16 @@ def collect(
     else:
         low = 2.0 * lowest_max - row_max
         if by_mass > 0:
-            low = nucleus_floor(row_max, temperature, kept_mass, tl.maximum(top_p, 0.0), vocab, IS_PROBS)
+            low = nucleus_floor(row_max, temperature, kept_mass, tl.maximum(top_p, 0.0), row[1], IS_PROBS)
         low, high, complete = narrow(
-            row_ptr, vocab, tl.maximum(low, bound), row_max, temperature, row_sum, wanted, by_mass, precise, scratch,
+            row, tl.maximum(low, bound), row_max, temperature, row_sum, wanted, by_mass, precise, scratch,
             IS_PROBS, ALIGNED, BLOCK_VOCAB, NUM_BINS, MAX_CANDIDATES,
         )  # fmt: skip
         high = tl.where(complete > 0, row_max, high)
     tl.store(scratch[0], 0)
     tl.debug_barrier()
     above_count, above_mass = sweep(
-        row_ptr, vocab, low, high, row_max, temperature, precise, scratch, 1.0, 0, 1.0, 0, 0,
+        row, low, high, row_max, temperature, precise, scratch, 1.0, 0, 1.0, 0, 0,
         True, IS_PROBS, ALIGNED, BLOCK_VOCAB, NUM_BINS, MAX_CANDIDATES,
     )  # fmt: skip
     tl.debug_barrier()
@@ -96,7 +97,7 @@ def collect(
 
 @triton.jit
 def filter_row(
-    row_ptr, vocab, top_k, top_p, min_p, temperature, row_max, lowest_max, row_sum, scratch,
+    row, top_k, top_p, min_p, temperature, row_max, lowest_max, row_sum, scratch,
     IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, FITS: tl.constexpr, BLOCK_VOCAB: tl.constexpr,
     NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
@@ -115,7 +116,7 @@ def filter_row(
     above_mass = tl.full((), 0.0, tl.float64)
     floor = min_p_floor(min_p, temperature, row_max, IS_PROBS)
     for phase in range(TOP_K, MIN_P + 1):
-        limits = (top_k > 0) & (top_k < vocab)
+        limits = (top_k > 0) & (top_k < row[1])
         if phase == TOP_P:
             limits = flag(top_p < 1.0)
         if (phase == PRECISE_SUM) | (phase == PRECISE_TOP_P):
@@ -133,7 +134,7 @@ def filter_row(
             if complete == 0:
                 bound = tl.where(phase == MIN_P, round_up(floor), threshold)
                 high, complete, count, above_count, above_mass = collect(
-                    row_ptr, vocab, bound, row_max, lowest_max, temperature, row_sum, top_p, kept_mass, wanted,
+                    row, bound, row_max, lowest_max, temperature, row_sum, top_p, kept_mass, wanted,
                     by_mass, precise, sums_only, scratch,
                     IS_PROBS, ALIGNED, FITS, BLOCK_VOCAB, NUM_BINS, MAX_CANDIDATES,
                 )  # fmt: skip
@@ -180,20 +181,20 @@ def load_top_k(pointer, stride, sequence):
 @triton.jit
 def filter_entry(
     row_threshold_ptr, row_sum_ptr, buffers, scratch, entry,
-    row_ptr, top_k, top_p, min_p, temperature, vocab, num_shards,
+    row, top_k, top_p, min_p, temperature, num_shards,
     IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, FITS: tl.constexpr, BLOCK_VOCAB: tl.constexpr,
     BLOCK_SHARDS: tl.constexpr, NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     """Write threshold and kept mass of one row that samples; -inf at once where no filter is on or it is invalid."""
     threshold = tl.full((), float("-inf"), tl.float64)
-    limits = ((top_k > 0) & (top_k < vocab)) | flag(top_p < 1.0) | flag(min_p > 0.0)
+    limits = ((top_k > 0) & (top_k < row[1])) | flag(top_p < 1.0) | flag(min_p > 0.0)
     if limits:
         maxima, masses, row_max = load_shards(buffers, entry, num_shards, temperature, IS_PROBS, BLOCK_SHARDS)
         row_sum = tl.sum(masses, axis=0)
         if row_sum > 0.0:
             finite = tl.where(maxima > float("-inf"), maxima, float("inf"))
             threshold, kept_mass = filter_row(
-                row_ptr, vocab, top_k, top_p, min_p, temperature, row_max.to(tl.float32), tl.min(finite, axis=0),
+                row, top_k, top_p, min_p, temperature, row_max.to(tl.float32), tl.min(finite, axis=0),
                 row_sum, scratch, IS_PROBS, ALIGNED, FITS, BLOCK_VOCAB, NUM_BINS, MAX_CANDIDATES,
             )  # fmt: skip
             tl.store(row_sum_ptr + entry, kept_mass)
@@ -209,6 +210,10 @@ def filter_thresholds(
     target_logits_ptr, stride_target_row, draft_logits_ptr, stride_draft_row,
     top_k_ptr, stride_top_k, top_p_ptr, stride_top_p, min_p_ptr, stride_min_p,
     draft_top_k_ptr, stride_draft_top_k, draft_top_p_ptr, stride_draft_top_p, draft_min_p_ptr, stride_draft_min_p,
+    bias_offsets_ptr, bias_ids_ptr, bias_values_ptr,  # (batch + 1,), (entries,), likewise
+    allowed_ptr, stride_allowed_sequence, stride_allowed_row,  # (batch, rows, words)
+    draft_bias_offsets_ptr, draft_bias_ids_ptr, draft_bias_values_ptr,
+    draft_allowed_ptr, stride_draft_allowed_sequence, stride_draft_allowed_row, draft_vocab,
     gamma, vocab, num_shards, rows_per_sequence, num_rows,
     ALIGNED: tl.constexpr, TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr,
     BLOCK_VOCAB: tl.constexpr, BLOCK_SHARDS: tl.constexpr, NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
@@ -223,19 +228,29 @@ def filter_thresholds(
         sequence = (turn // rows_per_sequence).to(tl.int64)
         row = (turn % rows_per_sequence).to(tl.int64)
         entry = sequence * rows_per_sequence + row
-        status, length, target_offset, draft_offset, temperature, draft_temperature = load_sequence(
+        status, length, target_offset, draft_offset, front, start, temperature, draft_temperature = load_sequence(
             integers_ptr, temperatures_ptr, sequence
         )
         runs = ((status & contract.INVALID_ARGUMENT) == 0) & flag(temperature > 0.0)
         is_target = row <= gamma
         index = tl.where(is_target, row, row - gamma - 1)
-        target_row_ptr = target_logits_ptr + (target_offset + index * stride_target_row)
+        target_rows = rows_of(
+            target_logits_ptr, target_offset, stride_target_row, vocab, sequence, front,
+            (bias_offsets_ptr, bias_ids_ptr, bias_values_ptr),
+            (allowed_ptr, stride_allowed_sequence, stride_allowed_row),
+        )  # fmt: skip
+        draft_rows = rows_of(
+            draft_logits_ptr, draft_offset, stride_draft_row, draft_vocab, sequence, start,
+            (draft_bias_offsets_ptr, draft_bias_ids_ptr, draft_bias_values_ptr),
+            (draft_allowed_ptr, stride_draft_allowed_sequence, stride_draft_allowed_row),
+        )  # fmt: skip
+        target_row = row_at(target_rows, index)
+        row_ptr = target_row[0]
         top_k = load_top_k(top_k_ptr, stride_top_k, sequence)
         top_p = load_real(top_p_ptr, stride_top_p, sequence, 1.0)
         min_p = load_real(min_p_ptr, stride_min_p, sequence, 0.0)
         wanted = runs & (row <= length)
         if draft_logits_ptr is not None:
-            draft_row_ptr = draft_logits_ptr + (draft_offset + index * stride_draft_row)
             top_k = tl.where(is_target, top_k, load_top_k(draft_top_k_ptr, stride_draft_top_k, sequence))
             top_p = tl.where(is_target, top_p, load_real(draft_top_p_ptr, stride_draft_top_p, sequence, 1.0))
             min_p = tl.where(is_target, min_p, load_real(draft_min_p_ptr, stride_draft_min_p, sequence, 0.0))
@@ -244,17 +259,18 @@ def filter_thresholds(
             wanted = runs & ((row <= length) | drafted)
             if SAME_ROWS:
                 if row > gamma:
-                    target_row_ptr = draft_row_ptr
+                    # Neither has a bias or a mask here, so the rows differ by their address only.
+                    row_ptr = draft_logits_ptr + (draft_offset + index * stride_draft_row)
             elif wanted & (row > gamma):
                 filter_entry(
-                    row_threshold_ptr, row_sum_ptr, buffers, scratch, entry, draft_row_ptr,
-                    top_k, top_p, min_p, temperature, vocab, num_shards,
+                    row_threshold_ptr, row_sum_ptr, buffers, scratch, entry, row_at(draft_rows, index),
+                    top_k, top_p, min_p, temperature, num_shards,
                     DRAFT_IS_PROBS, ALIGNED, FITS, BLOCK_VOCAB, BLOCK_SHARDS, NUM_BINS, MAX_CANDIDATES,
                 )  # fmt: skip
                 wanted = wanted & (row <= gamma)
         if wanted:
             filter_entry(
-                row_threshold_ptr, row_sum_ptr, buffers, scratch, entry, target_row_ptr,
-                top_k, top_p, min_p, temperature, vocab, num_shards,
+                row_threshold_ptr, row_sum_ptr, buffers, scratch, entry,
+                (row_ptr, vocab, target_row[2], target_row[3]), top_k, top_p, min_p, temperature, num_shards,
                 TARGET_IS_PROBS, ALIGNED, FITS, BLOCK_VOCAB, BLOCK_SHARDS, NUM_BINS, MAX_CANDIDATES,
             )  # fmt: skip

@@ -19,6 +19,7 @@ from . import contract
 from .blocks import as_groups, exponent_scale, kernel, sum_groups
 from .decide import decide, load_sequence, row_filter
 from .emission import draft_facts, emission_weights, load_shards, round_up
+from .rows import row_at, rows_of
 
 
 @kernel
@@ -28,6 +29,11 @@ def residual_mass(
     row_threshold_ptr, row_sum_ptr,  # (batch, rows_per_sequence)
     records_ptr, integers_ptr, temperatures_ptr,
     target_logits_ptr, stride_target_row, draft_logits_ptr, stride_draft_row,
+    bias_offsets_ptr, bias_ids_ptr, bias_values_ptr,  # (batch + 1,), (entries,), likewise
+    allowed_ptr, stride_allowed_sequence, stride_allowed_row,  # (batch, rows, words)
+    draft_bias_offsets_ptr, draft_bias_ids_ptr, draft_bias_values_ptr,
+    draft_allowed_ptr, stride_draft_allowed_sequence, stride_draft_allowed_row, draft_vocab,
+    columns_ptr, column_targets_ptr,  # (draft_vocab,), likewise
     gamma, vocab, num_shards, rows_per_sequence, shards_per_program,
     ALIGNED: tl.constexpr, HAS_RECEIPT: tl.constexpr, TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr,
     SHARD: tl.constexpr, BLOCK_SHARDS: tl.constexpr, BLOCK_POSITIONS: tl.constexpr,
@@ -38,13 +44,23 @@ def residual_mass(
     HAS_DRAFT: tl.constexpr = draft_logits_ptr is not None
     buffers = (shard_max_ptr, shard_sum_ptr, shard_argmax_ptr, row_threshold_ptr, row_sum_ptr, records_ptr)
     sizes = (gamma, num_shards, rows_per_sequence)
-    status, length, target_offset, draft_offset, temperature, draft_temperature = load_sequence(
+    status, length, target_offset, draft_offset, front, start, temperature, draft_temperature = load_sequence(
         integers_ptr, temperatures_ptr, sequence
     )
     if ((status & contract.INVALID_ARGUMENT) != 0) | (temperature == 0.0):
         return
+    target_rows = rows_of(
+        target_logits_ptr, target_offset, stride_target_row, vocab, sequence, front,
+        (bias_offsets_ptr, bias_ids_ptr, bias_values_ptr), (allowed_ptr, stride_allowed_sequence, stride_allowed_row),
+    )  # fmt: skip
+    draft_rows = rows_of(
+        draft_logits_ptr, draft_offset, stride_draft_row, draft_vocab, sequence, start,
+        (draft_bias_offsets_ptr, draft_bias_ids_ptr, draft_bias_values_ptr),
+        (draft_allowed_ptr, stride_draft_allowed_sequence, stride_draft_allowed_row),
+    )  # fmt: skip
+    columns = (columns_ptr, column_targets_ptr)
     index, _, wanted = decide(
-        buffers, sizes, sequence, length, temperature, draft_temperature,
+        buffers, sizes, draft_rows, columns, sequence, length, temperature, draft_temperature,
         HAS_DRAFT, HAS_RECEIPT, TARGET_IS_PROBS, DRAFT_IS_PROBS, BLOCK_SHARDS, BLOCK_POSITIONS,
     )  # fmt: skip
     row = sequence * rows_per_sequence + index
@@ -59,19 +75,19 @@ def residual_mass(
         return
     draft = draft_facts(
         buffers, sizes, sequence, index, wanted, draft_temperature, tl.max(sums, axis=0),
-        HAS_DRAFT, HAS_RECEIPT, DRAFT_IS_PROBS, BLOCK_SHARDS,
+        HAS_DRAFT, HAS_RECEIPT, columns_ptr is not None, DRAFT_IS_PROBS, BLOCK_SHARDS,
     )  # fmt: skip
-    target_row_ptr = target_logits_ptr + (target_offset + index * stride_target_row)
-    draft_row_ptr = target_row_ptr
+    target_row = row_at(target_rows, index)
+    draft_row = target_row
     if HAS_DRAFT:
-        draft_row_ptr = draft_logits_ptr + (draft_offset + index * stride_draft_row)
+        draft_row = row_at(draft_rows, index)
     scale = exponent_scale(temperature, TARGET_IS_PROBS)
     shift = row_max.to(tl.float32)
     floor = round_up(threshold)
     for step in range(tl.minimum(shards_per_program, num_shards - first_shard)):
         shard = first_shard + step
         kept, drawn = emission_weights(
-            target_row_ptr, draft_row_ptr, shard * SHARD, vocab, shift, scale, floor, draft,
+            target_row, draft_row, columns, shard * SHARD, shift, scale, floor, draft,
             TARGET_IS_PROBS, DRAFT_IS_PROBS, HAS_DRAFT, ALIGNED, SHARD,
         )  # fmt: skip
         entry = sequence * num_shards + shard

@@ -54,6 +54,9 @@ class Inputs(NamedTuple):
     seed: torch.Tensor | None
     position: torch.Tensor | None
     uniforms: torch.Tensor | None
+    adjustment: tuple[torch.Tensor | None, ...]
+    draft_adjustment: tuple[torch.Tensor | None, ...]
+    columns: tuple[torch.Tensor | None, torch.Tensor | None]
     batch: int
     gamma: int
     flat: bool
@@ -96,7 +99,7 @@ def run_round(inputs: Inputs, outputs: Outputs) -> None:
         return
     target, draft, gamma = inputs.target, inputs.draft, inputs.gamma
     vocab = target.shape[-1]
-    shards = contract.num_shards(vocab)
+    shards = contract.num_shards(_widest(inputs), vocab)
     streams_draft = draft is not None and inputs.receipt is None
     filtered = inputs.parameters.filtered or (streams_draft and inputs.draft_parameters.filtered)
     reduced = filtered or (draft is not None and gamma > 0)
@@ -105,11 +108,12 @@ def run_round(inputs: Inputs, outputs: Outputs) -> None:
     streams = (target, _row_strides(target, inputs.flat)[1], draft, _row_strides(draft, inputs.flat)[1])
     sizes = (gamma, vocab, shards, rows)
     constants = _constants(inputs)
+    adjustments = _adjustments(inputs)
     with _on_device(target):
         turns = contract.shards_per_program(inputs.batch * rows, shards)
         _launch(
             row_statistics, (inputs.batch * rows, -(-shards // turns)), constants,
-            *buffers[2:5], buffers.integers, buffers.temperatures, buffers.records, *_arguments(inputs),
+            *buffers[2:5], buffers.integers, buffers.temperatures, buffers.records, *_arguments(inputs), *adjustments,
             gamma, inputs.draft_token_ids.numel(), vocab, shards, rows, 0 if draft is None else draft.shape[0], turns,
         )  # fmt: skip
         if filtered:
@@ -117,14 +121,17 @@ def run_round(inputs: Inputs, outputs: Outputs) -> None:
             _launch(
                 filter_thresholds, (programs,), constants, *buffers[5:7], *_filter_scratch(programs, target.device),
                 *buffers[2:5], *buffers[8:], *streams, *_spread(*inputs.parameters[1:]),
-                *_spread(*inputs.draft_parameters[1:]), *sizes, inputs.batch * rows,
+                *_spread(*inputs.draft_parameters[1:]), *adjustments, *sizes, inputs.batch * rows,
             )  # fmt: skip
         if reduced:
             turns = contract.shards_per_program(inputs.batch, shards)
             _launch(
-                residual_mass, (inputs.batch, -(-shards // turns)), constants, *buffers, *streams, *sizes, turns
+                residual_mass, (inputs.batch, -(-shards // turns)), constants, *buffers, *streams, *adjustments,
+                *inputs.columns, *sizes, turns,
             )  # fmt: skip
-        _launch(emit_tokens, (inputs.batch,), constants, *outputs, *buffers, *streams, *sizes)
+        _launch(
+            emit_tokens, (inputs.batch,), constants, *outputs, *buffers, *streams, *adjustments, *inputs.columns, *sizes
+        )
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], constants: dict[str, int | bool], *arguments: Any) -> None:
@@ -162,14 +169,17 @@ def _filter_scratch(programs: int, device: torch.device) -> tuple[torch.Tensor, 
 def _constants(inputs: Inputs) -> dict[str, int | bool]:
     target, draft = inputs.target, inputs.draft
     same_dtype = draft is not None and draft.dtype == target.dtype
+    # What is filtered by the same code has to be loaded by the same code.
+    adjusted = any(tensor is not None for tensor in (*inputs.adjustment, *inputs.draft_adjustment, *inputs.columns))
     return contract.constants(
         target.shape[-1],
+        _widest(inputs),
         flat=inputs.flat,
         aligned=_aligned(target, draft),
         has_receipt=inputs.receipt is not None,
         target_is_probs=inputs.target_is_probs,
         draft_is_probs=inputs.draft_is_probs,
-        same_rows=same_dtype and inputs.draft_is_probs == inputs.target_is_probs,
+        same_rows=not adjusted and same_dtype and inputs.draft_is_probs == inputs.target_is_probs,
         purpose=inputs.purpose,
     )
 
@@ -189,6 +199,18 @@ def _arguments(inputs: Inputs) -> tuple[Any, ...]:
         *_spread(inputs.seed, inputs.position),
         inputs.uniforms, *_row_strides(inputs.uniforms, inputs.flat), _stride(inputs.uniforms, -1),
     )  # fmt: skip
+
+
+def _widest(inputs: Inputs) -> int:
+    return max(inputs.target.shape[-1], 0 if inputs.draft is None else inputs.draft.shape[-1])
+
+
+def _adjustments(inputs: Inputs) -> tuple[Any, ...]:
+    """Return bias, mask and its strides of target and draft rows, and the draft's vocabulary."""
+    operands: list[Any] = []
+    for *bias, allowed in (inputs.adjustment, inputs.draft_adjustment):
+        operands += [*bias, allowed, *_row_strides(allowed, flat=False)]
+    return (*operands, 0 if inputs.draft is None else inputs.draft.shape[-1])
 
 
 def _stride(tensor: torch.Tensor | None, axis: int) -> int:

@@ -14,6 +14,10 @@ def sample(
     top_k: torch.Tensor | None,
     top_p: torch.Tensor | None,
     min_p: torch.Tensor | None,
+    bias_offsets: torch.Tensor | None,
+    bias_token_ids: torch.Tensor | None,
+    bias_values: torch.Tensor | None,
+    allowed_tokens: torch.Tensor | None,
     seed: torch.Tensor,
     position: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -26,7 +30,8 @@ def sample(
     run_round(
         Inputs(
             token_ids, logits.unsqueeze(1), None, None, None, None, parameters, Parameters(None, None, None, None),
-            seed, position, None, batch, 0, False, contract.DRAFT_PURPOSE, False, False,
+            seed, position, None, (bias_offsets, bias_token_ids, bias_values, allowed_tokens), (None,) * 4,
+            (None, None), batch, 0, False, contract.DRAFT_PURPOSE, False, False,
         ),
         Outputs(token_ids, None, None, status, None, None, None, receipt),
     )  # fmt: skip

@@ -13,7 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .blocks import exponent_scale, load_shard, shifted_weights, weights_float64
+from .blocks import exponent_scale, shifted_weights, weights_float64
+from .rows import load_shard
 
 UNIT = tl.constexpr(2251799813685248.0)
 
@@ -57,7 +58,7 @@ def bin_of(values, low, low_key, bin_scale, shift, linear, NUM_BINS: tl.constexp
 
 @triton.jit
 def sweep(
-    row_ptr, vocab, low, high, row_max, temperature, precise, scratch, unit, low_key, bin_scale, shift, linear,
+    row, low, high, row_max, temperature, precise, scratch, unit, low_key, bin_scale, shift, linear,
     COLLECT: tl.constexpr, IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr,
     BLOCK_VOCAB: tl.constexpr, NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
@@ -67,8 +68,9 @@ def sweep(
     above_count = tl.full((), 0, tl.int32)
     above_mass = tl.full((), 0.0, tl.float64)
     columns = tl.arange(0, BLOCK_VOCAB)
+    vocab = row[1]
     for first in range(0, vocab, BLOCK_VOCAB):
-        values = load_shard(row_ptr, first, vocab, IS_PROBS, ALIGNED, BLOCK_VOCAB)
+        values = load_shard(row, first, IS_PROBS, ALIGNED, BLOCK_VOCAB)
         exists = columns < vocab - first
         inside = exists & (values >= low) & (values <= high)
         above = exists & (values > high)
@@ -113,7 +115,7 @@ def bits_above(value, LIMIT: tl.constexpr):
 
 @triton.jit
 def narrow(
-    row_ptr, vocab, low, row_max, temperature, row_sum, wanted, by_mass, precise, scratch,
+    row, low, row_max, temperature, row_sum, wanted, by_mass, precise, scratch,
     IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, BLOCK_VOCAB: tl.constexpr,
     NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
@@ -140,7 +142,7 @@ def narrow(
         bin_scale = NUM_BINS / tl.maximum(high - low, 1e-30)
         linear = tl.where((high - low < float("inf")) & (high - low > 1e-30), linear, 0)
         above_count, above_mass = sweep(
-            row_ptr, vocab, low, high, row_max, temperature, precise, scratch,
+            row, low, high, row_max, temperature, precise, scratch,
             unit, low_key, bin_scale, shift, linear,
             False, IS_PROBS, ALIGNED, BLOCK_VOCAB, NUM_BINS, MAX_CANDIDATES,
         )  # fmt: skip

@@ -26,13 +26,14 @@ from .arguments import (
     parameter_status,
     uniforms_status,
 )
-from .blocks import exponent_scale, greedy_shard, kernel, load_shard, sampled_shard, uniforms
+from .blocks import exponent_scale, greedy_shard, kernel, sampled_shard, uniforms
+from .rows import load_shard, load_value, row_at, rows_of
 
 
 @triton.jit
 def write_row(
     shard_max_ptr, shard_sum_ptr, shard_argmax_ptr, entry,
-    row_ptr, first_shard, end_shard, vocab, temperature, greedy,
+    row, first_shard, end_shard, temperature, greedy,
     ALIGNED: tl.constexpr, IS_PROBS: tl.constexpr, SHARD: tl.constexpr,
 ):  # fmt: skip
     """Write the statistics of some shards of one row; of a greedy row the arg-max, and no exponential."""
@@ -40,7 +41,7 @@ def write_row(
     for step in range(end_shard - first_shard):
         shard = first_shard + step
         first = shard * SHARD
-        values = load_shard(row_ptr, first, vocab, IS_PROBS, ALIGNED, SHARD)
+        values = load_shard(row, first, IS_PROBS, ALIGNED, SHARD)
         if greedy:
             shard_max, shard_sum, argmax = greedy_shard(values, first, IS_PROBS)
             tl.store(shard_argmax_ptr + entry + shard, argmax)
@@ -54,7 +55,7 @@ def write_row(
 
 @triton.jit
 def write_sequence(
-    integers_ptr, temperatures_ptr, sequence, status, length, target_offset, draft_offset,
+    integers_ptr, temperatures_ptr, sequence, status, length, target_offset, draft_offset, front, start,
     temperature, draft_temperature, greedy, draft_greedy,
 ):  # fmt: skip
     """Write what the later kernels need of a sequence; a greedy temperature becomes 0."""
@@ -63,6 +64,8 @@ def write_sequence(
     tl.store(record_ptr + contract.LENGTH_FIELD, length)
     tl.store(record_ptr + contract.TARGET_OFFSET_FIELD, target_offset)
     tl.store(record_ptr + contract.DRAFT_OFFSET_FIELD, draft_offset)
+    tl.store(record_ptr + contract.FRONT_FIELD, front)
+    tl.store(record_ptr + contract.START_FIELD, start)
     tl.store(temperatures_ptr + sequence * 2, tl.where(greedy, 0.0, temperature))
     tl.store(temperatures_ptr + sequence * 2 + 1, tl.where(draft_greedy, 0.0, draft_temperature))
 
@@ -86,23 +89,30 @@ def write_draws(
 
 @triton.jit
 def write_token(
-    record_ptr, token, target_row_ptr, draft_logits_ptr, draft_row, receipt_ptr, receipt_offset, stride_receipt_field,
-    vocab, reads_draft,
+    record_ptr, token, target_rows, draft_rows, index, receipt_ptr, receipt_offset, stride_receipt_field, reads_draft,
+    HAS_DRAFT: tl.constexpr, TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr,
 ):  # fmt: skip
-    """Write a draft token (-1 placeholder, -2 any other id out of range), its logits, and its receipt."""
-    in_range = (token >= 0) & (token < vocab)
+    """Write a draft token (-1 placeholder, -2 any other id out of range), its logits, and its receipt.
+
+    A receipt that tells another logit than the draft row does belongs to another row or token: it becomes NaN.
+    """
+    in_range = (token >= 0) & (token < target_rows[3])
     column = tl.where(in_range, token, 0)
     known = tl.where(in_range, token, tl.where(token == -1, -1, -2))
     tl.store(record_ptr + contract.TOKEN_FIELD, known.to(tl.float64))
-    tl.store(record_ptr + contract.TARGET_LOGIT_FIELD, tl.load(target_row_ptr + column).to(tl.float64))
-    if receipt_ptr is not None:
-        fields = tl.arange(0, 4).to(tl.int64)
-        receipt = tl.load(receipt_ptr + receipt_offset + fields * stride_receipt_field)
-        tl.store(record_ptr + contract.DRAFT_LOGIT_FIELD + fields, receipt)
-    elif draft_logits_ptr is not None:  # noqa: SIM102 (decided while compiling)
-        if reads_draft:
-            draft_logit = tl.load(draft_logits_ptr + draft_row + column)
-            tl.store(record_ptr + contract.DRAFT_LOGIT_FIELD, draft_logit.to(tl.float64))
+    target_logit = load_value(row_at(target_rows, index), column, column >= 0, TARGET_IS_PROBS)
+    tl.store(record_ptr + contract.TARGET_LOGIT_FIELD, target_logit)
+    if HAS_DRAFT:
+        # Of a reduced vocabulary the columns are found where their weights are needed.
+        known_column = reads_draft & (column < draft_rows[3])
+        draft_logit = load_value(row_at(draft_rows, index), column, known_column, DRAFT_IS_PROBS)
+        if receipt_ptr is None:
+            tl.store(record_ptr + contract.DRAFT_LOGIT_FIELD, draft_logit)
+        else:
+            fields = tl.arange(0, 4).to(tl.int64)
+            receipt = tl.load(receipt_ptr + receipt_offset + fields * stride_receipt_field)
+            matches = draft_logit == tl.load(receipt_ptr + receipt_offset)
+            tl.store(record_ptr + contract.DRAFT_LOGIT_FIELD + fields, tl.where(matches, receipt, float("nan")))
 
 
 @kernel
@@ -121,6 +131,10 @@ def row_statistics(
     draft_temperature_ptr, stride_draft_temperature, draft_top_p_ptr, stride_draft_top_p, draft_min_p_ptr,
     stride_draft_min_p, seed_ptr, stride_seed, position_ptr, stride_position,  # likewise
     uniforms_ptr, stride_uniforms_sequence, stride_uniforms_row, stride_uniforms_kind,  # (batch, gamma + 1, 2) or flat
+    bias_offsets_ptr, bias_ids_ptr, bias_values_ptr,  # (batch + 1,), (entries,), likewise
+    allowed_ptr, stride_allowed_sequence, stride_allowed_row,  # (batch, rows, words)
+    draft_bias_offsets_ptr, draft_bias_ids_ptr, draft_bias_values_ptr,
+    draft_allowed_ptr, stride_draft_allowed_sequence, stride_draft_allowed_row, draft_vocab,
     gamma, total, vocab, num_shards, rows_per_sequence, draft_slots, shards_per_program,
     FLAT: tl.constexpr, ALIGNED: tl.constexpr, TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr,
     PURPOSE: tl.constexpr, SHARD: tl.constexpr, BLOCK_POSITIONS: tl.constexpr,
@@ -142,8 +156,15 @@ def row_statistics(
     target_offset = sequence * stride_target_sequence + front * stride_target_row
     draft_offset = slot * stride_draft_sequence + start * stride_draft_row
     index = tl.where(row <= gamma, row, row - gamma - 1)
-    target_row = target_offset + index * stride_target_row
-    draft_row = draft_offset + index * stride_draft_row
+    target_rows = rows_of(
+        target_logits_ptr, target_offset, stride_target_row, vocab, sequence, front,
+        (bias_offsets_ptr, bias_ids_ptr, bias_values_ptr), (allowed_ptr, stride_allowed_sequence, stride_allowed_row),
+    )  # fmt: skip
+    draft_rows = rows_of(
+        draft_logits_ptr, draft_offset, stride_draft_row, draft_vocab, sequence, start,
+        (draft_bias_offsets_ptr, draft_bias_ids_ptr, draft_bias_values_ptr),
+        (draft_allowed_ptr, stride_draft_allowed_sequence, stride_draft_allowed_row),
+    )  # fmt: skip
     uniforms_offset = sequence * stride_uniforms_sequence + front * stride_uniforms_row
     if (first_shard == 0) & (row == 0):
         status |= parameter_status(temperature, top_p, load_real(min_p_ptr, stride_min_p, sequence, 0.0))
@@ -155,7 +176,7 @@ def row_statistics(
                 uniforms_ptr, uniforms_offset, length, stride_uniforms_row, stride_uniforms_kind, BLOCK_POSITIONS
             )
         write_sequence(
-            integers_ptr, temperatures_ptr, sequence, status, length, target_offset, draft_offset,
+            integers_ptr, temperatures_ptr, sequence, status, length, target_offset, draft_offset, front, start,
             temperature, draft_temperature, greedy, draft_greedy,
         )  # fmt: skip
     if (first_shard == 0) & (row <= length):
@@ -168,20 +189,21 @@ def row_statistics(
             token_offset = sequence * stride_token_sequence + (start + row) * stride_token_row
             receipt_offset = sequence * stride_receipt_sequence + (start + row) * stride_receipt_row
             write_token(
-                record_ptr, tl.load(token_ids_ptr + token_offset).to(tl.int64), target_logits_ptr + target_row,
-                draft_logits_ptr, draft_row, receipt_ptr, receipt_offset, stride_receipt_field, vocab, ~greedy,
+                record_ptr, tl.load(token_ids_ptr + token_offset).to(tl.int64), target_rows, draft_rows, row,
+                receipt_ptr, receipt_offset, stride_receipt_field, ~greedy,
+                draft_logits_ptr is not None, TARGET_IS_PROBS, DRAFT_IS_PROBS,
             )  # fmt: skip
     entry = (sequence * rows_per_sequence + row) * num_shards
     end_shard = tl.minimum(first_shard + shards_per_program, num_shards)
     if row <= length:
         write_row(
-            shard_max_ptr, shard_sum_ptr, shard_argmax_ptr, entry, target_logits_ptr + target_row,
-            first_shard, end_shard, vocab, temperature, greedy, ALIGNED, TARGET_IS_PROBS, SHARD,
+            shard_max_ptr, shard_sum_ptr, shard_argmax_ptr, entry, row_at(target_rows, index),
+            first_shard, end_shard, temperature, greedy, ALIGNED, TARGET_IS_PROBS, SHARD,
         )  # fmt: skip
     # A receipt stands for the statistics of the draft row.
     if draft_logits_ptr is not None and receipt_ptr is None:  # noqa: SIM102 (decided while compiling)
         if (row > gamma) & (index < length) & ~greedy:
             write_row(
-                shard_max_ptr, shard_sum_ptr, shard_argmax_ptr, entry, draft_logits_ptr + draft_row,
-                first_shard, end_shard, vocab, draft_temperature, draft_greedy, ALIGNED, DRAFT_IS_PROBS, SHARD,
+                shard_max_ptr, shard_sum_ptr, shard_argmax_ptr, entry, row_at(draft_rows, index),
+                first_shard, end_shard, draft_temperature, draft_greedy, ALIGNED, DRAFT_IS_PROBS, SHARD,
             )  # fmt: skip

@@ -24,6 +24,16 @@ def verify(
     draft_top_k: torch.Tensor | None,
     draft_top_p: torch.Tensor | None,
     draft_min_p: torch.Tensor | None,
+    bias_offsets: torch.Tensor | None,
+    bias_token_ids: torch.Tensor | None,
+    bias_values: torch.Tensor | None,
+    allowed_tokens: torch.Tensor | None,
+    draft_bias_offsets: torch.Tensor | None,
+    draft_bias_token_ids: torch.Tensor | None,
+    draft_bias_values: torch.Tensor | None,
+    draft_allowed_tokens: torch.Tensor | None,
+    draft_columns: torch.Tensor | None,
+    draft_column_target_ids: torch.Tensor | None,
     seed: torch.Tensor | None,
     position: torch.Tensor | None,
     uniforms: torch.Tensor | None,
@@ -48,11 +58,15 @@ def verify(
     status = output(batch, dtype=torch.int32)
     run_round(
         Inputs(
-            draft_token_ids, target, draft, draft_receipt, cu_num_draft_tokens if flat else num_draft_tokens,
-            draft_index,
+            # A receipt tells the mass of one draft column, and a token may have several: the draft rows are read.
+            draft_token_ids, target, draft, draft_receipt if draft_columns is None else None,
+            cu_num_draft_tokens if flat else num_draft_tokens, draft_index,
             Parameters(temperature, top_k, top_p, min_p),
             Parameters(draft_temperature, draft_top_k, draft_top_p, draft_min_p),
-            seed, position, uniforms, batch, gamma, flat, contract.VERIFY_PURPOSE, target_is_probs, draft_is_probs,
+            seed, position, uniforms, (bias_offsets, bias_token_ids, bias_values, allowed_tokens),
+            (draft_bias_offsets, draft_bias_token_ids, draft_bias_values, draft_allowed_tokens),
+            (draft_columns, draft_column_target_ids), batch, gamma, flat, contract.VERIFY_PURPOSE,
+            target_is_probs, draft_is_probs,
         ),
         Outputs(
             token_ids, num_accepted, num_emitted, status, logprobs if return_logprobs else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specker import random
+from specker.adjustments import LogitBias
 from specker.operators import BackendUnavailableError, available_backends, backend
 from specker.rounds import VerifyResult
 from specker.sample import DraftReceipt, SampleResult, sample
@@ -16,6 +17,7 @@ __all__ = [
     "BackendUnavailableError",
     "DraftReceipt",
     "InvalidInputError",
+    "LogitBias",
     "SampleResult",
     "Sampling",
     "Status",

@@ -69,6 +69,11 @@ def check_parameters(sampling: Sampling, batch: int, vocab: int, device: torch.d
     )
 
 
+def host_readable(device: torch.device) -> bool:
+    """Return whether values can be looked at: not on a device, where it would wait, and not in a trace."""
+    return device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def has_tensor(sampling: Iterable[object]) -> bool:
     """Return whether a parameter is a tensor, whose values only the operator reads."""
     return any(isinstance(parameter, torch.Tensor) for parameter in sampling)

@@ -33,7 +33,8 @@ class Distribution(NamedTuple):
 
 def greedy_rows(temperature: torch.Tensor, top_p: torch.Tensor | None) -> torch.Tensor:
     """Return which sequences take the arg-max: temperature < 1e-5 or top_p <= 0."""
-    greedy = temperature < GREEDY_TEMPERATURE
+    # In float64, so that a float32 temperature falls on the same side of the bound in every backend.
+    greedy = temperature.double() < GREEDY_TEMPERATURE
     return greedy if top_p is None else greedy | (top_p <= 0)
 
 

@@ -19,6 +19,8 @@ class Layout(NamedTuple):
     draft_rows: tuple[torch.Tensor, ...]
     uniform_rows: tuple[torch.Tensor, ...]
     receipt_rows: tuple[torch.Tensor, ...]
+    target_mask_rows: tuple[torch.Tensor, ...]
+    draft_mask_rows: tuple[torch.Tensor, ...]
     drafted: torch.Tensor
     length: torch.Tensor
     status: torch.Tensor
@@ -59,15 +61,18 @@ def make_layout(
         status = torch.where(in_range, status, status | Status.INVALID_DRAFT_INDEX)
         slot = torch.where(in_range, draft_index.long(), 0).unsqueeze(-1)
     rows: tuple[tuple[torch.Tensor, ...], ...]
+    masks: tuple[tuple[torch.Tensor, ...], ...]
     if cu_num_draft_tokens is None:
         tokens = draft_token_ids.long()
         rows = ((sequence, inside), (slot, inside_draft), (sequence, inside), (sequence, inside_draft))
+        masks = ((sequence, inside), (sequence, inside_draft))
     else:
         flat_draft = (start.unsqueeze(-1) + inside_draft).clamp(max=max(draft_token_ids.shape[0] - 1, 0))
         flat_target = start.unsqueeze(-1) + sequence + inside
         tokens = draft_token_ids.long()[flat_draft] if draft_token_ids.shape[0] else torch.zeros_like(flat_draft)
         rows = ((flat_target,), (flat_draft,), (flat_target,), (flat_draft,))
-    return Layout(batch, tokens, rows[0], rows[1], rows[2], rows[3], drafted, length, status)
+        masks = ((sequence, flat_target), (sequence, flat_draft))
+    return Layout(batch, tokens, rows[0], rows[1], rows[2], rows[3], masks[0], masks[1], drafted, length, status)
 
 
 def decision_uniforms(

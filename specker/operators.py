@@ -20,15 +20,18 @@ import torch
 from specker import reference
 
 _PARAMETERS = "Tensor temperature, Tensor? top_k, Tensor? top_p, Tensor? min_p"
+_ADJUSTMENT = "Tensor? bias_offsets, Tensor? bias_token_ids, Tensor? bias_values, Tensor? allowed_tokens"
+_DRAFT_ADJUSTMENT = _ADJUSTMENT.replace("? ", "? draft_")
 _SCHEMAS = {
     "verify": "verify(Tensor draft_token_ids, Tensor target, Tensor? draft, Tensor? draft_receipt, "
     "Tensor? num_draft_tokens, Tensor? cu_num_draft_tokens, Tensor? draft_index, "
     f"{_PARAMETERS}, Tensor draft_temperature, Tensor? draft_top_k, Tensor? draft_top_p, Tensor? draft_min_p, "
+    f"{_ADJUSTMENT}, {_DRAFT_ADJUSTMENT}, Tensor? draft_columns, Tensor? draft_column_target_ids, "
     "Tensor? seed, Tensor? position, Tensor? uniforms, int max_num_draft_tokens, bool target_is_probs, "
     "bool draft_is_probs, bool return_logprobs, bool return_accept_probs) "
     "-> (Tensor token_ids, Tensor num_accepted, Tensor num_emitted, Tensor status, Tensor logprobs, "
     "Tensor accept_probs, Tensor expected_accepted)",
-    "sample": f"sample(Tensor logits, {_PARAMETERS}, Tensor seed, Tensor position) "
+    "sample": f"sample(Tensor logits, {_PARAMETERS}, {_ADJUSTMENT}, Tensor seed, Tensor position) "
     "-> (Tensor token_ids, Tensor status, Tensor receipt)",
 }
 _NAMESPACES = {"default": "specker", "reference": "specker_reference", "triton": "specker_triton"}

@@ -12,9 +12,11 @@ from typing import NamedTuple
 import torch
 
 from specker import random
+from specker.adjustments import Adjustment, adjusted
 from specker.distribution import Distribution, distribution, greedy_rows
 from specker.layout import Layout, decision_uniforms, make_layout
-from specker.sampling import GREEDY_TEMPERATURE, Parameters
+from specker.sampling import Parameters
+from specker.scoring import Scored, score
 from specker.status import INVALID_ARGUMENT, Status
 
 RECEIPT_FIELDS = ("token_logit", "row_max", "threshold", "weight_sum")
@@ -27,12 +29,19 @@ def sample(
     top_k: torch.Tensor | None,
     top_p: torch.Tensor | None,
     min_p: torch.Tensor | None,
+    bias_offsets: torch.Tensor | None,
+    bias_token_ids: torch.Tensor | None,
+    bias_values: torch.Tensor | None,
+    allowed_tokens: torch.Tensor | None,
     seed: torch.Tensor,
     position: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Draw one token a row by inverse CDF; return (token_ids, status, packed receipt)."""
     batch = logits.shape[0]
     status = _parameter_status(batch, logits.device, temperature, top_p, min_p)
+    adjustment = Adjustment(bias_offsets, bias_token_ids, bias_values, allowed_tokens)
+    sequence = torch.arange(batch, device=logits.device).unsqueeze(-1)
+    logits = adjusted(logits.unsqueeze(1), adjustment, (sequence, sequence * 0), is_probs=False).squeeze(1)
     row = distribution(logits, *_as_float64(temperature, top_k, top_p, min_p), is_probs=False)
     status = torch.where(row.valid | _argument_bits(status), status, status | Status.TARGET_INVALID)
     emission = random.uniforms(seed, position, random.DRAFT_PURPOSE)[1].expand(batch)
@@ -58,6 +67,16 @@ def verify(
     draft_top_k: torch.Tensor | None,
     draft_top_p: torch.Tensor | None,
     draft_min_p: torch.Tensor | None,
+    bias_offsets: torch.Tensor | None,
+    bias_token_ids: torch.Tensor | None,
+    bias_values: torch.Tensor | None,
+    allowed_tokens: torch.Tensor | None,
+    draft_bias_offsets: torch.Tensor | None,
+    draft_bias_token_ids: torch.Tensor | None,
+    draft_bias_values: torch.Tensor | None,
+    draft_allowed_tokens: torch.Tensor | None,
+    draft_columns: torch.Tensor | None,
+    draft_column_target_ids: torch.Tensor | None,
     seed: torch.Tensor | None,
     position: torch.Tensor | None,
     uniforms: torch.Tensor | None,
@@ -83,17 +102,27 @@ def verify(
     if draft is not None:
         status = status | _parameter_status(layout.batch, target.device, draft_temperature, draft_top_p, draft_min_p)
 
-    target_law = distribution(
-        target[layout.target_rows], *_per_position(temperature, top_k, top_p, min_p), is_probs=target_is_probs
-    )
+    adjustment = Adjustment(bias_offsets, bias_token_ids, bias_values, allowed_tokens)
+    rows = adjusted(target[layout.target_rows], adjustment, layout.target_mask_rows, target_is_probs)
+    target_law = distribution(rows, *_per_position(temperature, top_k, top_p, min_p), is_probs=target_is_probs)
     greedy = greedy_rows(temperature, top_p).expand(layout.batch).unsqueeze(-1)
     draft_law = None
     if draft is not None:
         parameters = _per_position(draft_temperature, draft_top_k, draft_top_p, draft_min_p)
-        draft_law = distribution(draft[layout.draft_rows], *parameters, is_probs=draft_is_probs)
+        adjustment = Adjustment(draft_bias_offsets, draft_bias_token_ids, draft_bias_values, draft_allowed_tokens)
+        rows = adjusted(draft[layout.draft_rows], adjustment, layout.draft_mask_rows, draft_is_probs)
+        draft_law = distribution(rows, *parameters, is_probs=draft_is_probs)
+        if draft_columns is not None and draft_column_target_ids is not None:
+            # Several draft columns may share a target id: their mass is added.
+            by_column = draft_law.probs[..., draft_columns]
+            probs = torch.zeros_like(target_law.probs[:, : by_column.shape[1]])
+            draft_law = draft_law._replace(probs=probs.index_add_(-1, draft_column_target_ids, by_column))
 
+    mapped = draft_columns is not None
     receipt = None if draft_receipt is None else draft_receipt[layout.receipt_rows]
-    scored = _score(layout, target_law, draft_law, receipt, draft_temperature, accept_uniforms, greedy)
+    if receipt is not None and not mapped:
+        receipt = _matching(receipt, rows, layout.draft_token_ids)
+    scored = score(layout, target_law, draft_law, receipt, draft_temperature, mapped, accept_uniforms, greedy)
     runs = _argument_bits(status).logical_not()
     num_accepted = torch.where(runs, scored.accepted.cumprod(dim=-1).sum(dim=-1), 0)
     emitted = _emit(layout, target_law, draft_law, scored, num_accepted, emission_uniforms, greedy)
@@ -117,13 +146,11 @@ def verify(
     return token_ids, num_accepted, num_emitted, status, logprobs, accept_probs, expected
 
 
-class _Scored(NamedTuple):
-    """Every draft position judged as if all before it had been accepted."""
-
-    accepted: torch.Tensor
-    accept_probs: torch.Tensor
-    bits: torch.Tensor
-    residual: torch.Tensor
+def _matching(receipt: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """Return NaN for receipts that tell another logit than their row does: they belong to another row or token."""
+    column = token_ids.clamp(0, rows.shape[-1] - 1).unsqueeze(-1)
+    matches = rows.gather(-1, column).double() == receipt[..., :1]
+    return torch.where(matches, receipt, math.nan)
 
 
 class _Emitted(NamedTuple):
@@ -134,66 +161,11 @@ class _Emitted(NamedTuple):
     bits: torch.Tensor
 
 
-def _score(
-    layout: Layout,
-    target: Distribution,
-    draft: Distribution | None,
-    receipt: torch.Tensor | None,
-    draft_temperature: torch.Tensor,
-    accept_uniforms: torch.Tensor,
-    greedy: torch.Tensor,
-) -> _Scored:
-    gamma, vocab = layout.drafted.shape[-1], target.probs.shape[-1]
-    token = layout.draft_token_ids
-    in_range = (token >= 0) & (token < vocab)
-    column = torch.where(in_range, token, 0).unsqueeze(-1)
-    target_prob = target.probs[:, :gamma].gather(-1, column).squeeze(-1)
-    draft_prob, draft_valid = _draft_prob(draft, receipt, column, draft_temperature, target_prob)
-    # Multiplied, not divided, and strict: u = 0 never accepts a token without target mass.
-    passes = (accept_uniforms[:, :gamma] * draft_prob < target_prob) | (target_prob >= draft_prob)
-    passes = passes & (target_prob > 0) & (draft_valid | greedy)
-    passes = torch.where(greedy, token == target.argmax[:, :gamma], passes)
-    target_valid = target.valid[:, :gamma]
-    accepted = layout.drafted & in_range & target_valid & passes
-
-    sampled = in_range & ~greedy
-    bits = torch.where(token == -1, int(Status.DRAFT_TOKEN_PLACEHOLDER), int(Status.DRAFT_TOKEN_OUT_OF_RANGE))
-    bits = torch.where(in_range, 0, bits)
-    bits = torch.where(sampled & ~draft_valid, int(Status.DRAFT_INVALID), bits)
-    impossible = sampled & draft_valid & (draft_prob == 0)
-    bits = torch.where(impossible, int(Status.DRAFT_TOKEN_IMPOSSIBLE), bits)
-    bits = torch.where(target_valid, bits, int(Status.TARGET_INVALID)).to(torch.int32)
-
-    ratio = torch.where(target_prob >= draft_prob, (target_prob > 0).double(), target_prob / draft_prob)
-    ratio = torch.where(draft_valid, ratio, math.nan)
-    ratio = torch.where(greedy, (token == target.argmax[:, :gamma]).double(), ratio)
-    ratio = torch.where(target_valid, torch.where(in_range, ratio, 0.0), math.nan)
-    accept_probs = torch.where(layout.drafted, ratio, 0.0)
-    return _Scored(accepted, accept_probs, bits, sampled & draft_valid)
-
-
-def _draft_prob(
-    draft: Distribution | None,
-    receipt: torch.Tensor | None,
-    column: torch.Tensor,
-    temperature: torch.Tensor,
-    target_prob: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if receipt is not None:
-        token_logit, row_max, threshold, weight_sum = receipt.unbind(dim=-1)
-        divisor = torch.where(temperature < GREEDY_TEMPERATURE, 1.0, temperature.double()).unsqueeze(-1)
-        prob = torch.exp((token_logit - row_max) / divisor) / weight_sum
-        return torch.where(token_logit >= threshold, prob, 0.0), weight_sum > 0
-    if draft is None:
-        return torch.ones_like(target_prob), torch.ones_like(target_prob, dtype=torch.bool)
-    return draft.probs.gather(-1, column).squeeze(-1), draft.valid
-
-
 def _emit(
     layout: Layout,
     target: Distribution,
     draft: Distribution | None,
-    scored: _Scored,
+    scored: Scored,
     num_accepted: torch.Tensor,
     emission_uniforms: torch.Tensor,
     greedy: torch.Tensor,
@@ -232,7 +204,7 @@ def _inverse_cdf(mass: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 
 def _optional_outputs(
     target: Distribution,
-    scored: _Scored,
+    scored: Scored,
     token_ids: torch.Tensor,
     runs: torch.Tensor,
     return_logprobs: bool,

@@ -7,9 +7,27 @@ from typing import NamedTuple
 import torch
 
 from specker import checks, operators
+from specker.adjustments import (
+    NO_ADJUSTMENT,
+    Adjustment,
+    LogitBias,
+    allowed_operand,
+    bias_operands,
+    draft_vocabulary_operands,
+)
 from specker.sample import DraftReceipt
 from specker.sampling import Sampling
 from specker.status import INVALID_ARGUMENT, raise_for_bits
+
+
+class Adjustments(NamedTuple):
+    """What changes the rows of a round as they are loaded, under the names of the public arguments."""
+
+    logit_bias: LogitBias | None = None
+    allowed_tokens: torch.Tensor | None = None
+    draft_logit_bias: LogitBias | None = None
+    draft_allowed_tokens: torch.Tensor | None = None
+    draft_to_target_ids: torch.Tensor | None = None
 
 
 class VerifyResult(NamedTuple):
@@ -48,6 +66,7 @@ def run_round(
     draft_sampling: Sampling | None,
     draft_receipt: DraftReceipt | None,
     draft_index: torch.Tensor | None,
+    adjustments: Adjustments,
     seed: int | torch.Tensor | None,
     position: int | torch.Tensor | None,
     uniforms: torch.Tensor | None,
@@ -83,21 +102,40 @@ def run_round(
         checks.check_index("num_draft_tokens", num_draft_tokens, (batch,), device)
     parameters = checks.check_parameters(sampling, batch, vocab, device)
     draft_parameters = parameters
+    flat = cu_num_draft_tokens is not None
+    draft_vocab, draft_to_target_ids = vocab, adjustments.draft_to_target_ids
     if draft is None:
         for name, value in (
             ("draft_sampling", draft_sampling),
             ("draft_receipt", draft_receipt),
             ("draft_index", draft_index),
+            *zip(Adjustments._fields[2:], adjustments[2:], strict=True),
         ):
             if value is not None:
                 raise ValueError(f"{name}: expected {names[1]} with it, got None")
     else:
-        _check_draft(draft, leading, vocab, draft_index, device, names[1])
+        draft_vocab = _check_draft(
+            draft, leading, None if draft_to_target_ids is not None else vocab, draft_index, device, names[1]
+        )
         if draft_sampling is not None:
-            draft_parameters = checks.check_parameters(draft_sampling, batch, vocab, device, "draft_sampling.")
-    receipt = _receipt_values(draft_receipt, draft, leading, draft_sampling or sampling, device)
-    if draft is not None and draft.numel() == 0:
-        draft, receipt, draft_index = None, None, None
+            if not isinstance(draft_sampling, Sampling):
+                raise TypeError(f"draft_sampling: expected a Sampling, got {type(draft_sampling).__name__}")
+            draft_parameters = checks.check_parameters(draft_sampling, batch, draft_vocab, device, "draft_sampling.")
+    adjustment = Adjustment(
+        *bias_operands("logit_bias", adjustments.logit_bias, batch, vocab, device),
+        allowed_operand("allowed_tokens", adjustments.allowed_tokens, batch, uniform_shape[-2], vocab, flat, device),
+    )
+    draft_adjustment = Adjustment(
+        *bias_operands("draft_logit_bias", adjustments.draft_logit_bias, batch, draft_vocab, device),
+        allowed_operand(
+            "draft_allowed_tokens", adjustments.draft_allowed_tokens, batch, leading[-1], draft_vocab, flat, device
+        ),
+    )
+    columns = draft_vocabulary_operands(draft_to_target_ids, draft_vocab, vocab, device)
+    draft_adjusted = adjustments.draft_logit_bias is not None or adjustments.draft_allowed_tokens is not None
+    receipt = _receipt_values(draft_receipt, draft, leading, draft_sampling or sampling, draft_adjusted, device)
+    if draft is not None and 0 in leading:
+        draft, receipt, draft_index, draft_adjustment, columns = None, None, None, NO_ADJUSTMENT, (None, None)
     if uniforms is not None:
         if seed is not None or position is not None:
             raise ValueError("uniforms: expected neither seed nor position with it, got one")
@@ -110,10 +148,10 @@ def run_round(
         "verify", device
     )(
         draft_token_ids, target, draft, receipt, num_draft_tokens, cu_num_draft_tokens, draft_index, *parameters,
-        *draft_parameters, seeds, positions, uniforms, gamma, target_is_probs, draft_is_probs, return_logprobs,
-        return_accept_probs,
+        *draft_parameters, *adjustment, *draft_adjustment, *columns, seeds, positions, uniforms, gamma,
+        target_is_probs, draft_is_probs, return_logprobs, return_accept_probs,
     )  # fmt: skip
-    if device.type == "cpu" and not torch.compiler.is_compiling():
+    if checks.host_readable(device):
         given = (num_draft_tokens, cu_num_draft_tokens, draft_index, uniforms)
         if any(value is not None for value in given) or checks.has_tensor(sampling + (draft_sampling or ())):
             raise_for_bits(status, INVALID_ARGUMENT)
@@ -132,16 +170,21 @@ def run_round(
 def _check_draft(
     draft: torch.Tensor,
     leading: tuple[int, ...],
-    vocab: int,
+    vocab: int | None,
     draft_index: torch.Tensor | None,
     device: torch.device,
     name: str,
-) -> None:
+) -> int:
+    """Return the columns of the draft rows; `vocab` None admits any number of them."""
     shape: tuple[int | None, ...] = (*leading, vocab)
     if draft_index is not None:
         checks.check_index("draft_index", draft_index, (leading[0],), device)
+        if leading[0] and isinstance(draft, torch.Tensor) and draft.shape[:1] == (0,):
+            raise ValueError(
+                f"draft_index: expected a leading row of the draft tensor, got {name} of shape {tuple(draft.shape)}"
+            )
         shape = (None, *shape[1:])
-    checks.check_rows(name, draft, shape, device)
+    return checks.check_rows(name, draft, shape, device).shape[-1]
 
 
 def _receipt_values(
@@ -149,11 +192,12 @@ def _receipt_values(
     draft: torch.Tensor | None,
     leading: tuple[int, ...],
     sampling: Sampling,
+    adjusted: bool,
     device: torch.device,
 ) -> torch.Tensor | None:
     if receipt is None or draft is None:
         return None
     if not isinstance(receipt, DraftReceipt):
         raise TypeError(f"draft_receipt: expected a DraftReceipt, got {type(receipt).__name__}")
-    receipt.check(draft.shape[-1], draft.dtype, sampling)
+    receipt.check(draft.shape[-1], draft.dtype, sampling, adjusted)
     return checks.check_tensor("draft_receipt", receipt.values, (*leading, 4), (torch.float64,), device)

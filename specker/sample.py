@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
 from specker import checks, operators
+from specker.adjustments import LogitBias, allowed_operand, bias_operands
 from specker.sampling import GREEDY_TEMPERATURE, Sampling
 from specker.status import INVALID_ARGUMENT, raise_for_bits
 
@@ -29,6 +30,8 @@ class DraftReceipt:
     """Vocabulary of the rows."""
     dtype: torch.dtype
     """Dtype of the rows."""
+    adjusted: bool = False
+    """Whether a logit bias or an allowed-token mask changed the rows."""
 
     @property
     def token_logit(self) -> torch.Tensor:
@@ -68,20 +71,19 @@ class DraftReceipt:
             if receipt.values.shape != first.values.shape:
                 shapes = f"{tuple(first.values.shape)} and {tuple(receipt.values.shape)}"
                 raise ValueError(f"receipts: expected equal shapes, got {shapes}")
-            receipt.check(first.vocab, first.dtype, first.sampling)
-        return DraftReceipt(
-            torch.stack([receipt.values for receipt in receipts], dim=1),
-            first.sampling,
-            first.vocab,
-            first.dtype,
-        )
+            receipt.check(first.vocab, first.dtype, first.sampling, first.adjusted)
+        values = torch.stack([receipt.values for receipt in receipts], dim=1)
+        return replace(first, values=values)
 
-    def check(self, vocab: int, dtype: torch.dtype, sampling: Sampling) -> None:
+    def check(self, vocab: int, dtype: torch.dtype, sampling: Sampling, adjusted: bool) -> None:
         """Raise ValueError where the receipt contradicts the rows it is used with; reads no row."""
         if self.vocab != vocab:
             raise ValueError(f"draft_receipt: expected one of vocabulary {vocab}, got {self.vocab}")
         if self.dtype != dtype:
             raise ValueError(f"draft_receipt: expected one made from {dtype} rows, got {self.dtype}")
+        if self.adjusted != adjusted:
+            made_how, used_how = ("with" if flag else "without" for flag in (self.adjusted, adjusted))
+            raise ValueError(f"draft_receipt: expected one made {used_how} a logit bias or mask, got one {made_how}")
         for name, made, given in zip(Sampling._fields, self.sampling, sampling, strict=True):
             if _visibly_differ(made, given):
                 raise ValueError(f"draft_receipt: expected one made with {name} {given}, got {made}")
@@ -94,6 +96,8 @@ def _visibly_differ(made: float | torch.Tensor, given: float | torch.Tensor) -> 
     # Values on a device, or under a trace, cannot be compared without waiting for them.
     if any(tensor.device.type != "cpu" for tensor in tensors) or (tensors and torch.compiler.is_compiling()):
         return False
+    if len(tensors) == 2 and tensors[0].shape != tensors[1].shape:
+        return True
     return bool((torch.as_tensor(made, dtype=torch.float64) != torch.as_tensor(given, dtype=torch.float64)).any())
 
 
@@ -121,6 +125,8 @@ def sample(
     top_k: int | torch.Tensor = 0,
     top_p: float | torch.Tensor = 1.0,
     min_p: float | torch.Tensor = 0.0,
+    logit_bias: LogitBias | None = None,
+    allowed_tokens: torch.Tensor | None = None,
     seed: int | torch.Tensor | None = None,
     position: int | torch.Tensor | None = None,
 ) -> SampleResult:
@@ -138,6 +144,9 @@ def sample(
         top_k: keep the top_k largest logits and all ties; <= 0 or >= vocab keeps all.
         top_p: keep the smallest set of largest probabilities with mass >= top_p, and ties; >= 1 keeps all.
         min_p: keep ids with probability >= min_p times the largest; 0 keeps all.
+        logit_bias: values added to single logits before temperature and filters.
+        allowed_tokens: `(batch, words)` int32 bit mask of the tokens a row may give, bit `token % 32` of word
+            `token // 32`.
         seed: `(batch,)` int64, one stream a sequence; an int s means s + row; None draws seeds.
         position: `(batch,)` int64 or int, absolute index in the sequence of the token drawn; None is 0.
 
@@ -159,9 +168,16 @@ def sample(
     batch, vocab = rows.shape
     sampling = Sampling(temperature, top_k, top_p, min_p)
     parameters = checks.check_parameters(sampling, batch, vocab, rows.device)
+    adjustment = (
+        *bias_operands("logit_bias", logit_bias, batch, vocab, rows.device),
+        allowed_operand("allowed_tokens", allowed_tokens, batch, 1, vocab, flat=False, device=rows.device),
+    )
     seeds = checks.seed_tensor(seed, batch, rows.device)
     positions = checks.position_tensor(position, batch, rows.device)
-    token_ids, status, receipt = operators.operator("sample", rows.device)(rows, *parameters, seeds, positions)
-    if checks.has_tensor(sampling) and rows.device.type == "cpu" and not torch.compiler.is_compiling():
+    adjusted = logit_bias is not None or allowed_tokens is not None
+    token_ids, status, receipt = operators.operator("sample", rows.device)(
+        rows, *parameters, *adjustment, seeds, positions
+    )
+    if checks.has_tensor(sampling) and checks.host_readable(rows.device):
         raise_for_bits(status, INVALID_ARGUMENT)
-    return SampleResult(token_ids, status, seeds, DraftReceipt(receipt, sampling, vocab, rows.dtype))
+    return SampleResult(token_ids, status, seeds, DraftReceipt(receipt, sampling, vocab, rows.dtype, adjusted))

@@ -16,7 +16,8 @@ class Status(enum.IntFlag):
     TARGET_INVALID = 1
     """A target row that decides holds NaN, +inf or no finite entry; nothing was emitted from it."""
     DRAFT_INVALID = 2
-    """A draft row that decides holds NaN, +inf or no finite entry; its position was rejected."""
+    """A draft row that decides holds NaN, +inf or no finite entry, or its receipt tells of another row or token; its
+    position was rejected."""
     DRAFT_TOKEN_PLACEHOLDER = 4
     """A draft token is -1, the field's placeholder; its position was rejected. Not an error."""
     DRAFT_TOKEN_OUT_OF_RANGE = 8
@@ -51,7 +52,9 @@ INVALID_ARGUMENT = (
 
 _REASONS = {
     Status.TARGET_INVALID: "a target row holds NaN, +inf or no finite entry",
-    Status.DRAFT_INVALID: "a draft row holds NaN, +inf or no finite entry",
+    Status.DRAFT_INVALID: (
+        "a draft row holds NaN, +inf or no finite entry, or its receipt belongs to another row or token"
+    ),
     Status.DRAFT_TOKEN_OUT_OF_RANGE: "a draft token is outside 0..vocab-1",
     Status.DRAFT_TOKEN_IMPOSSIBLE: "a draft token has probability 0 under its draft distribution",
     Status.RESIDUAL_EMPTY: "the residual max(target - draft, 0) has no mass",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from specker import checks
-from specker.rounds import VerifyResult, run_round
+from specker.adjustments import LogitBias
+from specker.rounds import Adjustments, VerifyResult, run_round
 from specker.sample import DraftReceipt
 from specker.sampling import Sampling
 
@@ -24,6 +25,11 @@ def verify(
     draft_receipt: DraftReceipt | None = None,
     draft_probs: torch.Tensor | None = None,
     draft_index: torch.Tensor | None = None,
+    logit_bias: LogitBias | None = None,
+    allowed_tokens: torch.Tensor | None = None,
+    draft_logit_bias: LogitBias | None = None,
+    draft_allowed_tokens: torch.Tensor | None = None,
+    draft_to_target_ids: torch.Tensor | None = None,
     seed: int | torch.Tensor | None = None,
     position: int | torch.Tensor | None = None,
     uniforms: torch.Tensor | None = None,
@@ -56,6 +62,14 @@ def verify(
         draft_probs: `(batch, gamma, vocab)` final probabilities that the draft tokens were drawn from, in place of
             draft_logits; the draft's temperature and filters do not apply.
         draft_index: `(batch,)` integers: which leading row of the draft tensor belongs to each sequence.
+        logit_bias: values added to single target logits before temperature and filters.
+        allowed_tokens: int32 bit mask of the tokens a target row may give, bit `token % 32` of word `token // 32`;
+            `(batch, words)` for all rows of a sequence or `(batch, gamma + 1, words)` for each.
+        draft_logit_bias, draft_allowed_tokens: the same on draft rows, `(batch, gamma, words)` for each; give them if
+            and only if the draft tokens were drawn with them.
+        draft_to_target_ids: `(draft_vocab,)` integers, the target id of each draft column, for drafts with a reduced
+            vocabulary: `draft_logits` then has draft_vocab columns, `draft_token_ids` stay target ids, and the mass of
+            columns that share a target id is added.
         seed: `(batch,)` int64, one stream a sequence; an int s means s + row; None draws seeds.
         position: `(batch,)` int64 or int, absolute index in the sequence of the first draft token; None is 0, and
             then the seed has to change between rounds.
@@ -83,11 +97,14 @@ def verify(
         tensor([[0, 1]])
     """
     target = checks.check_rows("target_logits", target_logits, (None, None, None), None)
-    draft, draft_sampling, names = _draft_rows(draft_logits, draft_probs, draft_sampling, draft_receipt)
+    draft, draft_sampling, names = _draft_rows(
+        draft_logits, draft_probs, draft_sampling, draft_receipt, draft_logit_bias, draft_allowed_tokens
+    )
     return run_round(
         draft_token_ids, target, draft, None, None, num_draft_tokens, Sampling(temperature, top_k, top_p, min_p),
-        draft_sampling, draft_receipt, draft_index, seed, position, uniforms, return_logprobs, return_accept_probs,
-        names, False, draft_probs is not None,
+        draft_sampling, draft_receipt, draft_index,
+        Adjustments(logit_bias, allowed_tokens, draft_logit_bias, draft_allowed_tokens, draft_to_target_ids),
+        seed, position, uniforms, return_logprobs, return_accept_probs, names, False, draft_probs is not None,
     )  # fmt: skip
 
 
@@ -103,6 +120,11 @@ def verify_from_probs(
     min_p: float | torch.Tensor = 0.0,
     draft_sampling: Sampling | None = None,
     draft_index: torch.Tensor | None = None,
+    logit_bias: LogitBias | None = None,
+    allowed_tokens: torch.Tensor | None = None,
+    draft_logit_bias: LogitBias | None = None,
+    draft_allowed_tokens: torch.Tensor | None = None,
+    draft_to_target_ids: torch.Tensor | None = None,
     seed: int | torch.Tensor | None = None,
     position: int | torch.Tensor | None = None,
     uniforms: torch.Tensor | None = None,
@@ -132,8 +154,9 @@ def verify_from_probs(
     target = checks.check_rows("target_probs", target_probs, (None, None, None), None)
     return run_round(
         draft_token_ids, target, draft_probs, None, None, num_draft_tokens,
-        Sampling(temperature, top_k, top_p, min_p), draft_sampling, None, draft_index, seed, position, uniforms,
-        return_logprobs, return_accept_probs, ("target_probs", "draft_probs"), True, True,
+        Sampling(temperature, top_k, top_p, min_p), draft_sampling, None, draft_index,
+        Adjustments(logit_bias, allowed_tokens, draft_logit_bias, draft_allowed_tokens, draft_to_target_ids),
+        seed, position, uniforms, return_logprobs, return_accept_probs, ("target_probs", "draft_probs"), True, True,
     )  # fmt: skip
 
 
@@ -151,6 +174,11 @@ def verify_flat(
     draft_sampling: Sampling | None = None,
     draft_receipt: DraftReceipt | None = None,
     draft_probs: torch.Tensor | None = None,
+    logit_bias: LogitBias | None = None,
+    allowed_tokens: torch.Tensor | None = None,
+    draft_logit_bias: LogitBias | None = None,
+    draft_allowed_tokens: torch.Tensor | None = None,
+    draft_to_target_ids: torch.Tensor | None = None,
     seed: int | torch.Tensor | None = None,
     position: int | torch.Tensor | None = None,
     uniforms: torch.Tensor | None = None,
@@ -169,6 +197,8 @@ def verify_flat(
         cu_num_draft_tokens: `(batch + 1,)` int32 or int64 prefix sums of the lengths, starting with 0.
         max_num_draft_tokens: the longest length allowed; fixes the width of the result.
         uniforms: `(total + batch, 2)`.
+        allowed_tokens: `(batch, words)`, or `(total + batch, words)` for each row.
+        draft_allowed_tokens: `(total, words)`.
 
     Raises:
         TypeError, ValueError: as `verify`.
@@ -185,13 +215,16 @@ def verify_flat(
                 [ 1, -1]])
     """
     target = checks.check_rows("target_logits", target_logits, (None, None), None)
-    draft, draft_sampling, names = _draft_rows(draft_logits, draft_probs, draft_sampling, draft_receipt)
+    draft, draft_sampling, names = _draft_rows(
+        draft_logits, draft_probs, draft_sampling, draft_receipt, draft_logit_bias, draft_allowed_tokens
+    )
     if isinstance(max_num_draft_tokens, bool) or not isinstance(max_num_draft_tokens, int) or max_num_draft_tokens < 0:
         raise ValueError(f"max_num_draft_tokens: expected an int >= 0, got {max_num_draft_tokens!r}")
     return run_round(
         draft_token_ids, target, draft, cu_num_draft_tokens, max_num_draft_tokens, None,
-        Sampling(temperature, top_k, top_p, min_p), draft_sampling, draft_receipt, None, seed, position, uniforms,
-        return_logprobs, return_accept_probs, names, False, draft_probs is not None,
+        Sampling(temperature, top_k, top_p, min_p), draft_sampling, draft_receipt, None,
+        Adjustments(logit_bias, allowed_tokens, draft_logit_bias, draft_allowed_tokens, draft_to_target_ids),
+        seed, position, uniforms, return_logprobs, return_accept_probs, names, False, draft_probs is not None,
     )  # fmt: skip
 
 
@@ -200,13 +233,19 @@ def _draft_rows(
     draft_probs: torch.Tensor | None,
     draft_sampling: Sampling | None,
     draft_receipt: DraftReceipt | None,
+    draft_logit_bias: LogitBias | None,
+    draft_allowed_tokens: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, Sampling | None, tuple[str, str]]:
     """Return the draft rows, their parameters and the argument names for messages."""
     if draft_probs is None:
         return draft_logits, draft_sampling, ("target_logits", "draft_logits")
     for name, value in (
-        ("draft_logits", draft_logits), ("draft_sampling", draft_sampling), ("draft_receipt", draft_receipt)
-    ):  # fmt: skip
+        ("draft_logits", draft_logits),
+        ("draft_sampling", draft_sampling),
+        ("draft_receipt", draft_receipt),
+        ("draft_logit_bias", draft_logit_bias),
+        ("draft_allowed_tokens", draft_allowed_tokens),
+    ):
         if value is not None:
             raise ValueError(f"{name}: expected None with draft_probs, which are final, got {type(value).__name__}")
     return draft_probs, Sampling(), ("target_logits", "draft_probs")

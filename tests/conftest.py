@@ -21,6 +21,8 @@ BACKENDS = ("reference", "cpp", "triton")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--backend`, which restricts the tests that run on every backend to one."""
+    parser.addoption("--fuzz-minutes", type=float, default=0.0, help="search on for so long in tests/test_fuzz.py")
+    parser.addoption("--filter-rows", type=int, default=60_000, help="rows that tests/test_filters_exact.py compares")
     parser.addoption("--backend", choices=BACKENDS, default=None, help="run backend tests on this backend only")
 
 

@@ -82,5 +82,5 @@ def test_the_operator_refuses_a_call_without_any_random_numbers(device: torch.de
     with pytest.raises(ValueError, match=r"^seed and position: expected tensors where uniforms is None, got None$"):
         torch.ops.specker_reference.verify(
             ids.to(device), target.to(device), None, None, None, None, None, ones.to(device), *absent, ones.to(device),
-            *absent, None, None, None, 2, False, False, False, False,
+            *absent, *[None] * 13, 2, False, False, False, False,
         )  # fmt: skip

@@ -112,12 +112,8 @@ def test_an_operator_emits_nothing_for_a_sequence_with_a_bad_value(
 
 def test_no_slot_at_all_is_no_point_mass(device: torch.device) -> None:
     arguments = {"draft_logits": torch.zeros(0, 2, 5), "draft_index": torch.tensor([0, 0])}
-    if device.type == "cpu":
-        with pytest.raises(ValueError, match=r"draft_index: expected a leading row of the draft tensor"):
-            cases.good_call("verify", device, **arguments)
-    else:
-        status = cases.good_call("verify", device, **arguments).status
-        assert status.tolist() == [Status.INVALID_DRAFT_INDEX] * 2
+    with pytest.raises(ValueError, match=r"draft_index: expected a leading row of the draft tensor"):
+        cases.good_call("verify", device, **arguments)
 
 
 def test_uniforms_behind_the_length_may_be_anything(device: torch.device) -> None:
@@ -204,7 +200,10 @@ def test_sample_marks_bad_rows_and_leaves_the_others(seeds: int | None, device: 
 
 WORDS = [
     (Status.TARGET_INVALID, "a target row holds NaN, +inf or no finite entry"),
-    (Status.DRAFT_INVALID, "a draft row holds NaN, +inf or no finite entry"),
+    (
+        Status.DRAFT_INVALID,
+        "a draft row holds NaN, +inf or no finite entry, or its receipt belongs to another row or token",
+    ),
     (Status.DRAFT_TOKEN_OUT_OF_RANGE, "a draft token is outside 0..vocab-1"),
     (Status.DRAFT_TOKEN_IMPOSSIBLE, "a draft token has probability 0 under its draft distribution"),
     (Status.RESIDUAL_EMPTY, "the residual max(target - draft, 0) has no mass"),

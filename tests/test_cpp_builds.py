@@ -16,7 +16,7 @@ import torch
 
 import specker
 
-from .cpp_cases import CallMaker
+from .random_calls import CallMaker
 
 pytestmark = pytest.mark.skipif(
     bool(specker.available_backends()["cpp"]), reason=specker.available_backends()["cpp"] or "never"
@@ -59,12 +59,12 @@ _DIGEST = """
 import hashlib, sys
 sys.path.insert(0, {root!r})
 import torch
-from tests.cpp_cases import CallMaker
+from tests.random_calls import CallMaker
 import specker
 digest = hashlib.sha256()
 maker = CallMaker(17)
 for _ in range(150):
-    for output in torch.ops.specker.verify(*maker.verify_call().values()):
+    for output in torch.ops.specker.verify(**maker.verify_call()):
         digest.update(output.contiguous().numpy().tobytes())
 print(digest.hexdigest())
 """

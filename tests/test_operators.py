@@ -35,7 +35,10 @@ def _verify_arguments(**changes: Any) -> tuple[Any, ...]:
         "draft_token_ids": token_ids, "target": target, "draft": draft, "draft_receipt": None,
         "num_draft_tokens": None, "cu_num_draft_tokens": None, "draft_index": None, "temperature": one,
         "top_k": None, "top_p": None, "min_p": None, "draft_temperature": one, "draft_top_k": None,
-        "draft_top_p": None, "draft_min_p": None, "seed": torch.arange(BATCH),
+        "draft_top_p": None, "draft_min_p": None, "bias_offsets": None, "bias_token_ids": None, "bias_values": None,
+        "allowed_tokens": None, "draft_bias_offsets": None, "draft_bias_token_ids": None, "draft_bias_values": None,
+        "draft_allowed_tokens": None, "draft_columns": None, "draft_column_target_ids": None,
+        "seed": torch.arange(BATCH),
         "position": torch.zeros(1, dtype=torch.int64), "uniforms": None, "max_num_draft_tokens": GAMMA,
         "target_is_probs": False, "draft_is_probs": False, "return_logprobs": False, "return_accept_probs": False,
     }  # fmt: skip
@@ -56,6 +59,12 @@ _FILTERS = {
     "top_p": torch.tensor([0.9, 1.0, 0.5], dtype=torch.float64),
     "min_p": torch.tensor([0.0, 0.1, 0.2]),
 }
+_ADJUSTMENT = {
+    "bias_offsets": torch.tensor([0, 2, 2, 3]),
+    "bias_token_ids": torch.tensor([1, 5, 0]),
+    "bias_values": torch.tensor([2.0, -float("inf"), 0.5]),
+    "allowed_tokens": torch.full((BATCH, GAMMA + 1, 1), 0x7FFF, dtype=torch.int32),
+}
 VERIFY_CASES = {
     "plain": {},
     "point mass": {"draft": None},
@@ -68,6 +77,15 @@ VERIFY_CASES = {
     },
     "flat": _FLAT,
     "filters": _FILTERS,
+    "bias and masks": {
+        **_ADJUSTMENT,
+        **{f"draft_{name}": value[:, :GAMMA] if value.dim() == 3 else value for name, value in _ADJUSTMENT.items()},
+    },
+    "reduced draft vocabulary": {
+        "draft": torch.randn(BATCH, GAMMA, 3, generator=_generator()),
+        "draft_columns": torch.tensor([2, 0, 1]),
+        "draft_column_target_ids": torch.tensor([4, 9, 9]),
+    },
     "probabilities": {
         "target": torch.rand(BATCH, GAMMA + 1, VOCAB, generator=_generator()),
         "draft": torch.rand(BATCH, GAMMA, VOCAB, generator=_generator()),
@@ -86,12 +104,15 @@ def test_verify_passes_opcheck(case: str, backend: str) -> None:
 
 
 @pytest.mark.usefixtures("on_backend")
-@pytest.mark.parametrize("filtered", [False, True])
+@pytest.mark.parametrize("filtered", [False, True], ids=["plain", "filters, bias and masks"])
 def test_sample_passes_opcheck(filtered: bool, backend: str) -> None:
     parameters = tuple(_FILTERS.values()) if filtered else (torch.ones(1, dtype=torch.float64), None, None, None)
     operator = getattr(torch.ops, NAMESPACES[backend]).sample.default
     logits = torch.randn(BATCH, VOCAB, generator=_generator())
-    torch.library.opcheck(operator, (logits, *parameters, torch.arange(BATCH), torch.zeros(1, dtype=torch.int64)))
+    adjustment = tuple(_ADJUSTMENT.values()) if filtered else (None,) * 4
+    torch.library.opcheck(
+        operator, (logits, *parameters, *adjustment, torch.arange(BATCH), torch.zeros(1, dtype=torch.int64))
+    )
 
 
 @pytest.mark.usefixtures("on_backend")

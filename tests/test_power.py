@@ -25,7 +25,7 @@ from . import laws
 pytestmark = pytest.mark.law
 ERROR_RATE = 1e-6
 ROUNDS = 50_000
-MODULES = ("random", "distribution", "layout", "reference")
+MODULES = ("random", "distribution", "layout", "scoring", "reference")
 
 
 def exact_law() -> bool:
@@ -152,10 +152,10 @@ class Fault(NamedTuple):
 
 FAULTS = {
     "inclusive compare": Fault(
-        "reference", "* draft_prob < target_prob)", "* draft_prob <= target_prob)", thresholds_are_strict
+        "scoring", "* draft_prob < target_prob)", "* draft_prob <= target_prob)", thresholds_are_strict
     ),
     "no guard on target mass": Fault(
-        "reference",
+        "scoring",
         "passes = passes & (target_prob > 0) &",
         "passes = passes | (accept_uniforms[:, :gamma] == 0); passes = passes &",
         thresholds_are_strict,
@@ -192,7 +192,7 @@ FAULTS = {
         exact_law,
     ),
     "acceptance by the target alone": Fault(
-        "reference",
+        "scoring",
         "| (target_prob >= draft_prob)",
         "& (accept_uniforms[:, :gamma] < target_prob)",
         exact_law,

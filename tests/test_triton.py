@@ -17,8 +17,8 @@ from specker.reference import RECEIPT_FIELDS
 from specker.sampling import GREEDY_TEMPERATURE
 from specker.status import INVALID_ARGUMENT, Status
 
-from . import cpp_cases
-from .cpp_cases import CallMaker
+from . import random_calls
+from .random_calls import CallMaker
 
 contract = pytest.importorskip("specker.kernels.contract")
 rounds = pytest.importorskip("specker.kernels.rounds")
@@ -56,7 +56,7 @@ def poisoned_empty(*arguments: Any, **options: Any) -> torch.Tensor:
 
 
 def run(namespace: str, call: dict[str, Any], **changes: Any) -> Outputs:
-    return dict(zip(OUTPUTS, getattr(torch.ops, namespace).verify(*{**call, **changes}.values()), strict=True))
+    return dict(zip(OUTPUTS, getattr(torch.ops, namespace).verify(**{**call, **changes}), strict=True))
 
 
 def plain_call(
@@ -127,7 +127,7 @@ def random_rounds(vocab: int, dtype: torch.dtype, batch: int = 3, gamma: int = 2
 @pytest.mark.parametrize("seed", range(5))
 def test_random_calls_agree_with_the_reference(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # The last one takes more than MAX_CANDIDATES: its thresholds come from the histogram.
-    monkeypatch.setattr(cpp_cases, "VOCABS", (1, 2, 5, 63, 257, 1000, 1500))
+    monkeypatch.setattr(random_calls, "VOCABS", (1, 2, 5, 63, 257, 1000, 1500))
     maker = CallMaker(100 + seed)
     calls = [maker.verify_call() for _ in range(12)]
     assert sum(assert_agrees(call) for call in calls) <= 1
@@ -184,7 +184,7 @@ def test_filters_find_the_thresholds_of_a_sort(kind: str, vocab: int, top_k: int
     arguments = (
         filter_rows(kind, vocab), torch.tensor([1.0, 0.7], dtype=torch.float64),
         None if top_k is None else torch.tensor([top_k]),
-        None if top_p is None else torch.tensor([top_p], dtype=torch.float64), None,
+        None if top_p is None else torch.tensor([top_p], dtype=torch.float64), None, *[None] * 4,
         torch.arange(2), torch.zeros(1, dtype=torch.int64),
     )  # fmt: skip
     triton, reference = torch.ops.specker_triton.sample(*arguments), torch.ops.specker_reference.sample(*arguments)
@@ -202,7 +202,8 @@ def test_sample_agrees_with_the_reference() -> None:
         batch, vocab = maker.pick((0, 1, 3)), maker.pick((1, 5, 257, 1500))
         logits = maker.strided(maker.rows((batch,), vocab, is_probs=False))
         arguments = (
-            logits, *maker.parameters(batch).values(), maker.integers(-(2**62), 2**62, batch),
+            logits, *maker.parameters(batch).values(),
+            *maker.adjustments(batch, 1, False, vocab, prefix="").values(), maker.integers(-(2**62), 2**62, batch),
             maker.integers(-5, 2**40, maker.pick((1, batch))),
         )  # fmt: skip
         triton, reference = torch.ops.specker_triton.sample(*arguments), torch.ops.specker_reference.sample(*arguments)
@@ -217,9 +218,7 @@ def test_receipts_of_sample_serve_verify_without_the_draft_rows() -> None:
     call = random_rounds(300, torch.bfloat16)
     seed, zero = torch.arange(3), torch.zeros(1, dtype=torch.int64)
     one = torch.ones(1, dtype=torch.float64)
-    draws = [
-        torch.ops.specker_triton.sample(call["draft"][:, i], one, None, None, None, seed, zero + i) for i in range(2)
-    ]
+    draws = [torch.ops.specker_triton.sample(call["draft"][:, i], one, *[None] * 7, seed, zero + i) for i in range(2)]
     call["draft_token_ids"] = torch.stack([draw[0] for draw in draws], dim=1)
     receipts = torch.stack([draw[2] for draw in draws], dim=1)
     with_rows, with_receipts = run("specker_triton", call), run("specker_triton", call, draft_receipt=receipts)
@@ -228,7 +227,9 @@ def test_receipts_of_sample_serve_verify_without_the_draft_rows() -> None:
     accepted = with_rows["num_accepted"] == 2
     assert accepted.any()
     # All accepted: the draft rows decide nothing once the receipts are there.
-    unread = run("specker_triton", call, draft_receipt=receipts, draft=torch.full_like(call["draft"], math.nan))
+    tokens = call["draft_token_ids"].unsqueeze(-1)
+    poisoned = torch.full_like(call["draft"], math.nan).scatter(-1, tokens, call["draft"].gather(-1, tokens))
+    unread = run("specker_triton", call, draft_receipt=receipts, draft=poisoned)
     assert torch.equal(unread["token_ids"][accepted], with_rows["token_ids"][accepted])
     assert torch.equal(unread["accept_probs"], with_rows["accept_probs"])
 
@@ -334,9 +335,9 @@ def test_nothing_of_the_size_of_the_vocabulary_is_allocated(monkeypatch: pytest.
 
 
 def test_a_vocabulary_with_too_many_shards_is_refused() -> None:
-    assert contract.num_shards(1024 * 8192) == 1024
+    assert contract.num_shards(1024 * 8192, 1024 * 8192) == 1024
     with pytest.raises(ValueError, match="vocab: expected at most 8388608 on the Triton backend, got 8388609"):
-        contract.num_shards(1024 * 8192 + 1)
+        contract.num_shards(1024 * 8192 + 1, 1024 * 8192 + 1)
 
 
 def test_the_contract_holds_the_numbers_of_the_library() -> None:

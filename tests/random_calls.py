@@ -1,4 +1,4 @@
-"""Random calls of the operators for the differential tests of the C++ kernels: every argument, good and bad."""
+"""Random calls of the operators, for differential tests: every argument, good and bad."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from specker import reference
 
+ADJUSTMENT = ("bias_offsets", "bias_token_ids", "bias_values", "allowed_tokens")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Each side of a block of 128, a chunk of 512 and a shard of 4096 entries.
 VOCABS = (1, 2, 5, 63, 128, 257, 513, 1000, 4096, 4097, 9000)
@@ -60,6 +61,9 @@ class CallMaker:
             "draft_token_ids": self.tokens(draft, leading, vocab), "target": target, "draft": draft,
             "draft_receipt": None, "num_draft_tokens": None, "cu_num_draft_tokens": None, "draft_index": None,
             **parameters, **{f"draft_{name}": value for name, value in draft_parameters.items()},
+            **self.adjustments(batch, target_leading[-1], flat, vocab, prefix=""),
+            **self.adjustments(batch, leading[-1], flat, vocab if draft is None else draft.shape[-1], prefix="draft_"),
+            "draft_columns": None, "draft_column_target_ids": None,
             **self.random_numbers(batch, target_leading), "max_num_draft_tokens": gamma,
             "target_is_probs": target_is_probs, "draft_is_probs": draft_is_probs, "return_logprobs": True,
             "return_accept_probs": self.chance(0.6),
@@ -69,10 +73,49 @@ class CallMaker:
             arguments["cu_num_draft_tokens"] = bounds.to(self.pick((torch.int32, torch.int64)))
         else:
             self.complete_padded(arguments, batch, gamma, lengths)
+        if (
+            draft is not None
+            and arguments["draft_index"] is None
+            and arguments["draft_receipt"] is None
+            and self.chance(0.2)
+        ):
+            self.reduce_draft(arguments, batch, leading, vocab)
         arguments["target"] = self.strided(target)
         if arguments["draft"] is not None:
             arguments["draft"] = self.strided(arguments["draft"])
         return arguments
+
+    def adjustments(self, batch: int, rows: int, flat: bool, vocab: int, prefix: str) -> dict[str, Any]:
+        """Return a bias and a mask as the operators take them, or None for each."""
+        values: dict[str, Any] = dict.fromkeys(f"{prefix}{name}" for name in ADJUSTMENT)
+        if self.chance(0.15):
+            counts = self.integers(0, 4, batch)
+            ids = [self.integers(0, vocab, int(count)).sort().values for count in counts]
+            bias = torch.randn(int(counts.sum()), generator=self.generator) * 3
+            if bias.numel() and self.chance(0.2):
+                bias[0] = -math.inf
+            offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+            values |= {
+                f"{prefix}bias_offsets": offsets,
+                f"{prefix}bias_token_ids": torch.cat([torch.zeros(0, dtype=torch.int64), *ids]),
+                f"{prefix}bias_values": bias,
+            }
+        if self.chance(0.15):
+            words = -(-vocab // 32) + self.pick((0, 2))
+            leading = self.pick(((batch, 1), (1 if flat else batch, rows)))
+            masks = [self.integers(-(2**31), 2**31, *leading, words) for _ in range(2)]
+            either = (masks[0] | masks[1]).to(torch.int32)
+            values[f"{prefix}allowed_tokens"] = either.expand(batch, rows, words)
+        return values
+
+    def reduce_draft(self, arguments: dict[str, Any], batch: int, leading: tuple[int, ...], vocab: int) -> None:
+        """Give the draft a vocabulary of its own, mapped to random target ids."""
+        columns = self.pick((1, 3, 40, 5000))
+        ids, order = self.integers(0, vocab, columns).sort()
+        arguments["draft"] = self.rows(leading, columns, arguments["draft_is_probs"])
+        arguments["draft_columns"], arguments["draft_column_target_ids"] = order, ids
+        arguments["draft_token_ids"] = ids[self.integers(0, columns, *leading)]
+        arguments |= self.adjustments(batch, leading[-1], len(leading) == 1, columns, prefix="draft_")
 
     def rows(self, leading: tuple[int, ...], vocab: int, is_probs: bool) -> torch.Tensor:
         values = torch.randn(*leading, vocab, generator=self.generator) * self.pick((0.5, 1.0, 4.0))
@@ -161,7 +204,10 @@ class CallMaker:
         for index in range(gamma):
             seed, position = self.integers(0, 99, batch), torch.tensor([index])
             logits = arguments["draft"][:, index]
-            drawn, _, receipt = reference.sample(logits, temperature, top_k, top_p, min_p, seed, position)
+            adjustment = [arguments[f"draft_{name}"] for name in ADJUSTMENT]
+            if adjustment[3] is not None:
+                adjustment[3] = adjustment[3][:, index : index + 1]
+            drawn, _, receipt = reference.sample(logits, temperature, top_k, top_p, min_p, *adjustment, seed, position)
             tokens[:, index] = torch.where(drawn >= 0, drawn.to(tokens.dtype), tokens[:, index])
             receipts.append(receipt)
         arguments["draft_token_ids"], arguments["draft_receipt"] = tokens, torch.stack(receipts, dim=1)

@@ -1,0 +1,80 @@
+"""Comparing the operators of a backend with the reference's, call by call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from specker import random
+
+NAMESPACES = {"reference": "specker_reference", "cpp": "specker", "triton": "specker_triton"}
+OUTPUTS = ("token_ids", "num_accepted", "num_emitted", "status", "logprobs", "accept_probs", "expected_accepted")
+TOLERANCE = 1e-6
+"""Distance of a uniform from the threshold that decides, within which backends may differ."""
+Outputs = dict[str, torch.Tensor]
+
+
+def run(backend: str, call: dict[str, Any], **changes: Any) -> Outputs:
+    """Return the outputs of the operator `verify` of a backend by name."""
+    operator = getattr(torch.ops, NAMESPACES[backend]).verify
+    return dict(zip(OUTPUTS, operator(**{**call, **changes}), strict=True))
+
+
+def injected(call: dict[str, Any], accept_shift: float, emission_shift: float) -> dict[str, Any]:
+    """Return what replaces a call's random numbers by the same ones, shifted."""
+    uniforms = call["uniforms"]
+    if uniforms is None:
+        batch, gamma = call["seed"].shape[0], call["max_num_draft_tokens"]
+        positions = call["position"].unsqueeze(-1) + torch.arange(gamma + 1)
+        pair = random.uniforms(call["seed"].unsqueeze(-1), positions, random.VERIFY_PURPOSE)
+        uniforms = torch.stack(pair, dim=-1)
+        if call["cu_num_draft_tokens"] is not None:
+            lengths = call["cu_num_draft_tokens"].long().diff()
+            uniforms = uniforms[torch.arange(gamma + 1) <= lengths.unsqueeze(-1)]
+        elif uniforms.shape[0] != batch:
+            uniforms = uniforms.expand(batch, -1, -1)
+    shifted = uniforms + torch.tensor([accept_shift, emission_shift], dtype=torch.float64)
+    return {"seed": None, "position": None, "uniforms": shifted.clamp(0.0, 1 - 2.0**-53)}
+
+
+def explained(call: dict[str, Any], sequence: int, got: Outputs, reference: Outputs) -> bool:
+    """Return whether a uniform within the tolerance of the one used makes the reference decide likewise."""
+    accepted = int(got["num_accepted"][sequence])
+    if accepted != int(reference["num_accepted"][sequence]):
+        fewer = run("reference", call, **injected(call, TOLERANCE, 0.0))["num_accepted"][sequence]
+        more = run("reference", call, **injected(call, -TOLERANCE, 0.0))["num_accepted"][sequence]
+        return bool(fewer <= accepted <= more)
+    # The inverse CDF runs through ascending ids: a smaller uniform never gives a larger id.
+    lower = run("reference", call, **injected(call, 0.0, -TOLERANCE))["token_ids"][sequence, accepted]
+    upper = run("reference", call, **injected(call, 0.0, TOLERANCE))["token_ids"][sequence, accepted]
+    return bool(lower <= got["token_ids"][sequence, accepted] <= upper)
+
+
+def differing_sequences(got: Outputs, reference: Outputs) -> Iterator[int]:
+    """Yield the sequences whose tokens or counts differ."""
+    for sequence in range(got["status"].shape[0]):
+        same = torch.equal(got["token_ids"][sequence], reference["token_ids"][sequence])
+        if not (same and got["num_accepted"][sequence] == reference["num_accepted"][sequence]):
+            yield sequence
+
+
+def assert_agrees(backend: str, call: dict[str, Any]) -> int:
+    """Compare every output of one call; return how many sequences were decided differently at a threshold."""
+    got, reference = run(backend, call), run("reference", call)
+    for name in OUTPUTS:
+        assert got[name].shape == reference[name].shape, name
+        assert got[name].dtype == reference[name].dtype, name
+    straddling = list(differing_sequences(got, reference))
+    assert all(explained(call, sequence, got, reference) for sequence in straddling)
+    agreeing = torch.ones(got["status"].shape[0], dtype=torch.bool)
+    agreeing[straddling] = False
+    for name in ("num_emitted", "status"):
+        assert torch.equal(got[name][agreeing], reference[name][agreeing]), name
+    for name in ("logprobs", "accept_probs", "expected_accepted"):
+        if got[name].numel():
+            torch.testing.assert_close(
+                got[name][agreeing], reference[name][agreeing], rtol=1e-5, atol=2e-6, equal_nan=True
+            )
+    return len(straddling)
