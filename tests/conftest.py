@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-
-# The kernels read this when they are imported: CPU tensors then run them in Triton's interpreter.
-os.environ.setdefault("TRITON_INTERPRET", "1")
-
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+# The kernels read this when they are imported. Without a GPU they run on CPU tensors, in Triton's interpreter.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import specker
 

@@ -19,6 +19,7 @@ from specker import VerifyResult
 
 ORACLES: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "oracles.json").read_text())
 Verify = Callable[..., VerifyResult]
+_CPU = torch.device("cpu")
 
 
 class Rows(NamedTuple):
@@ -40,7 +41,9 @@ def logits_of(probs: Sequence[Fraction], *leading: int) -> torch.Tensor:
     return row.expand(*leading, len(probs))
 
 
-def enumerated_law(verify: Verify, rows: Rows, gamma: int, *, emissions: bool = True) -> dict[str, Fraction]:
+def enumerated_law(
+    verify: Verify, rows: Rows, gamma: int, *, emissions: bool = True, device: torch.device = _CPU
+) -> dict[str, Fraction]:
     """Return the joint law of (num_accepted, emitted tokens) of a verify function, as exact fractions.
 
     Every draft block is weighted by its exact probability; the uniforms run over the midpoints of grids fine enough
@@ -60,10 +63,10 @@ def enumerated_law(verify: Verify, rows: Rows, gamma: int, *, emissions: bool = 
     uniforms[:, gamma, 0] = 0.5
     uniforms[:, :, 1] = ((emission_of.double() + 0.5) / emission_grid).unsqueeze(-1)
     result = verify(
-        torch.tensor(blocks, dtype=torch.int64).reshape(-1, gamma)[block_of],
-        logits_of(rows.target, batch, gamma + 1),
-        logits_of(rows.draft, batch, gamma),
-        uniforms=uniforms,
+        torch.tensor(blocks, dtype=torch.int64).reshape(-1, gamma)[block_of].to(device),
+        logits_of(rows.target, batch, gamma + 1).to(device),
+        logits_of(rows.draft, batch, gamma).to(device),
+        uniforms=uniforms.to(device),
     )
     cell_weight = Fraction(1, len(cells) * emission_grid)
     law: dict[str, Fraction] = {}

@@ -204,21 +204,21 @@ def test_a_reduced_draft_vocabulary_equals_its_dense_rows(
 
 @pytest.mark.law
 @pytest.mark.usefixtures("on_backend")
-def test_the_law_under_a_reduced_draft_vocabulary_is_exact() -> None:
+def test_the_law_under_a_reduced_draft_vocabulary_is_exact(device: torch.device) -> None:
     # Columns 0 and 2 share target id 1: the draft's mass on it is 2/3, and ids 0 and 3 have none.
     rows = laws.Rows(
         (Fraction(1, 4), Fraction(1, 3), Fraction(5, 12), Fraction(0)),
         (Fraction(0), Fraction(2, 3), Fraction(1, 3), Fraction(0)),
     )
-    columns = torch.tensor([1 / 2, 1 / 3, 1 / 6]).log()
+    columns = torch.tensor([1 / 2, 1 / 3, 1 / 6], device=device).log()
 
     def verify(
         tokens: torch.Tensor, target: torch.Tensor, draft: torch.Tensor, **keywords: Any
     ) -> specker.VerifyResult:
-        ids = torch.tensor([1, 2, 1])
+        ids = torch.tensor([1, 2, 1], device=device)
         return specker.verify(tokens, target, columns.expand(*draft.shape[:2], 3), draft_to_target_ids=ids, **keywords)
 
-    law = laws.enumerated_law(verify, rows, gamma=1)
+    law = laws.enumerated_law(verify, rows, gamma=1, device=device)
     assert sum(law.values()) == 1
     for key, wanted in laws.joint_law(
         *(_repeated(probs, count) for probs, count in ((rows.target, 2), (rows.draft, 1))), gamma=1
