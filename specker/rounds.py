@@ -77,78 +77,41 @@ def run_round(
     draft_is_probs: bool,
 ) -> VerifyResult:
     """Check the arguments of either form once and call the operator."""
-    device = target.device
-    vocab = target.shape[-1]
-    if cu_num_draft_tokens is None:
-        batch, rows = target.shape[0], target.shape[1]
-        if rows == 0:
-            raise ValueError(f"{names[0]}: expected gamma + 1 >= 1 rows a sequence, got shape {tuple(target.shape)}")
-        gamma = rows - 1
-        leading: tuple[int, ...] = (batch, gamma)
-        uniform_shape: tuple[int, ...] = (batch, rows, 2)
-    else:
-        checks.check_index("cu_num_draft_tokens", cu_num_draft_tokens, (None,), device)
-        batch = cu_num_draft_tokens.shape[0] - 1
-        if batch < 0 or target.shape[0] < batch:
-            raise ValueError(
-                f"cu_num_draft_tokens: expected batch + 1 prefix sums for {target.shape[0]} target rows, "
-                f"got shape {tuple(cu_num_draft_tokens.shape)}"
-            )
-        gamma = max_num_draft_tokens or 0
-        leading = (target.shape[0] - batch,)
-        uniform_shape = (target.shape[0], 2)
-    checks.check_index("draft_token_ids", draft_token_ids, leading, device)
+    device, vocab = target.device, target.shape[-1]
+    shape = _shape(target, cu_num_draft_tokens, max_num_draft_tokens, names[0])
+    checks.check_index("draft_token_ids", draft_token_ids, shape.drafted, device)
     if num_draft_tokens is not None:
-        checks.check_index("num_draft_tokens", num_draft_tokens, (batch,), device)
-    parameters = checks.check_parameters(sampling, batch, vocab, device)
-    draft_parameters = parameters
-    flat = cu_num_draft_tokens is not None
-    draft_vocab, draft_to_target_ids = vocab, adjustments.draft_to_target_ids
+        checks.check_index("num_draft_tokens", num_draft_tokens, (shape.batch,), device)
+    draft_vocab = vocab
     if draft is None:
-        for name, value in (
+        rest = zip(Adjustments._fields[2:], adjustments[2:], strict=True)
+        _check_no_draft(
+            names[1],
             ("draft_sampling", draft_sampling),
             ("draft_receipt", draft_receipt),
             ("draft_index", draft_index),
-            *zip(Adjustments._fields[2:], adjustments[2:], strict=True),
-        ):
-            if value is not None:
-                raise ValueError(f"{name}: expected {names[1]} with it, got None")
-    else:
-        draft_vocab = _check_draft(
-            draft, leading, None if draft_to_target_ids is not None else vocab, draft_index, device, names[1]
+            *rest,
         )
-        if draft_sampling is not None:
-            if not isinstance(draft_sampling, Sampling):
-                raise TypeError(f"draft_sampling: expected a Sampling, got {type(draft_sampling).__name__}")
-            draft_parameters = checks.check_parameters(draft_sampling, batch, draft_vocab, device, "draft_sampling.")
-    adjustment = Adjustment(
-        *bias_operands("logit_bias", adjustments.logit_bias, batch, vocab, device),
-        allowed_operand("allowed_tokens", adjustments.allowed_tokens, batch, uniform_shape[-2], vocab, flat, device),
-    )
-    draft_adjustment = Adjustment(
-        *bias_operands("draft_logit_bias", adjustments.draft_logit_bias, batch, draft_vocab, device),
-        allowed_operand(
-            "draft_allowed_tokens", adjustments.draft_allowed_tokens, batch, leading[-1], draft_vocab, flat, device
-        ),
-    )
-    columns = draft_vocabulary_operands(draft_to_target_ids, draft_vocab, vocab, device)
-    draft_adjusted = adjustments.draft_logit_bias is not None or adjustments.draft_allowed_tokens is not None
-    receipt = _receipt_values(draft_receipt, draft, leading, draft_sampling or sampling, draft_adjusted, device)
-    if draft is not None and 0 in leading:
-        draft, receipt, draft_index, draft_adjustment, columns = None, None, None, NO_ADJUSTMENT, (None, None)
-    if uniforms is not None:
-        if seed is not None or position is not None:
-            raise ValueError("uniforms: expected neither seed nor position with it, got one")
-        checks.check_tensor("uniforms", uniforms, uniform_shape, (torch.float64,), device)
-        seeds, positions = None, None
     else:
-        seeds = checks.seed_tensor(seed, batch, device)
-        positions = checks.position_tensor(position, batch, device)
+        reduced = adjustments.draft_to_target_ids is not None
+        draft_vocab = _check_draft(draft, shape.drafted, None if reduced else vocab, draft_index, device, names[1])
+    parameters = checks.check_parameters(sampling, shape.batch, vocab, device)
+    draft_parameters = parameters
+    if draft_sampling is not None:
+        if not isinstance(draft_sampling, Sampling):
+            raise TypeError(f"draft_sampling: expected a Sampling, got {type(draft_sampling).__name__}")
+        draft_parameters = checks.check_parameters(draft_sampling, shape.batch, draft_vocab, device, "draft_sampling.")
+    adjustment, draft_adjustment, columns = _operands(adjustments, shape, vocab, draft_vocab, device)
+    changed = adjustments.draft_logit_bias is not None or adjustments.draft_allowed_tokens is not None
+    receipt = _receipt_values(draft_receipt, draft, shape.drafted, draft_sampling or sampling, changed, device)
+    if draft is not None and 0 in shape.drafted:
+        draft, receipt, draft_index, draft_adjustment, columns = None, None, None, NO_ADJUSTMENT, (None, None)
+    seeds, positions = _random_numbers(seed, position, uniforms, shape, device)
     token_ids, num_accepted, num_emitted, status, logprobs, accept_probs, expected_accepted = operators.operator(
         "verify", device
     )(
         draft_token_ids, target, draft, receipt, num_draft_tokens, cu_num_draft_tokens, draft_index, *parameters,
-        *draft_parameters, *adjustment, *draft_adjustment, *columns, seeds, positions, uniforms, gamma,
+        *draft_parameters, *adjustment, *draft_adjustment, *columns, seeds, positions, uniforms, shape.gamma,
         target_is_probs, draft_is_probs, return_logprobs, return_accept_probs,
     )  # fmt: skip
     if checks.host_readable(device):
@@ -165,6 +128,77 @@ def run_round(
         accept_probs if return_accept_probs else None,
         expected_accepted if return_accept_probs else None,
     )
+
+
+class _Shape(NamedTuple):
+    """Sizes of a round; `drafted` and `targets` are the leading axes of draft and target rows."""
+
+    batch: int
+    gamma: int
+    drafted: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+def _shape(
+    target: torch.Tensor, cu_num_draft_tokens: torch.Tensor | None, max_num_draft_tokens: int | None, name: str
+) -> _Shape:
+    if cu_num_draft_tokens is None:
+        batch, rows = target.shape[0], target.shape[1]
+        if rows == 0:
+            raise ValueError(f"{name}: expected gamma + 1 >= 1 rows a sequence, got shape {tuple(target.shape)}")
+        return _Shape(batch, rows - 1, (batch, rows - 1), (batch, rows))
+    checks.check_index("cu_num_draft_tokens", cu_num_draft_tokens, (None,), target.device)
+    batch, rows = cu_num_draft_tokens.shape[0] - 1, target.shape[0]
+    if batch < 0 or rows < batch:
+        raise ValueError(
+            f"cu_num_draft_tokens: expected batch + 1 prefix sums for {rows} target rows, "
+            f"got shape {tuple(cu_num_draft_tokens.shape)}"
+        )
+    return _Shape(batch, max_num_draft_tokens or 0, (rows - batch,), (rows,))
+
+
+def _operands(
+    adjustments: Adjustments, shape: _Shape, vocab: int, draft_vocab: int, device: torch.device
+) -> tuple[Adjustment, Adjustment, tuple[torch.Tensor | None, torch.Tensor | None]]:
+    """Return target and draft adjustments and the columns of a reduced vocabulary as the operator takes them."""
+    # The common round is not to pay for what it does not use.
+    if all(value is None for value in adjustments):
+        return NO_ADJUSTMENT, NO_ADJUSTMENT, (None, None)
+    batch, flat = shape.batch, len(shape.targets) == 1
+    bias, allowed, draft_bias, draft_allowed, draft_to_target_ids = adjustments
+    target = Adjustment(
+        *bias_operands("logit_bias", bias, batch, vocab, device),
+        allowed_operand("allowed_tokens", allowed, batch, shape.targets[-1], vocab, flat, device),
+    )
+    draft = NO_ADJUSTMENT
+    if draft_bias is not None or draft_allowed is not None:
+        draft = Adjustment(
+            *bias_operands("draft_logit_bias", draft_bias, batch, draft_vocab, device),
+            allowed_operand("draft_allowed_tokens", draft_allowed, batch, shape.drafted[-1], draft_vocab, flat, device),
+        )
+    return target, draft, draft_vocabulary_operands(draft_to_target_ids, draft_vocab, vocab, device)
+
+
+def _random_numbers(
+    seed: int | torch.Tensor | None,
+    position: int | torch.Tensor | None,
+    uniforms: torch.Tensor | None,
+    shape: _Shape,
+    device: torch.device,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return (seeds, positions), or None for each where uniforms are injected."""
+    if uniforms is None:
+        return checks.seed_tensor(seed, shape.batch, device), checks.position_tensor(position, shape.batch, device)
+    if seed is not None or position is not None:
+        raise ValueError("uniforms: expected neither seed nor position with it, got one")
+    checks.check_tensor("uniforms", uniforms, (*shape.targets, 2), (torch.float64,), device)
+    return None, None
+
+
+def _check_no_draft(draft_name: str, *given: tuple[str, object]) -> None:
+    for name, value in given:
+        if value is not None:
+            raise ValueError(f"{name}: expected {draft_name} with it, got None")
 
 
 def _check_draft(

@@ -230,6 +230,25 @@ def _repeated(probs: tuple[Fraction, ...], count: int) -> Any:
     return torch.tensor([[float(value) for value in probs]] * count, dtype=torch.float64).numpy()
 
 
+@pytest.mark.usefixtures("on_backend")
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
+def test_adjusted_rounds_compile_as_one_graph(generator: torch.Generator) -> None:
+    target, draft = _rows(generator, GAMMA + 1), _rows(generator, GAMMA)
+    words, _ = _mask(generator, BATCH)
+    bias, _ = _bias()
+    tokens = torch.full((BATCH, GAMMA), 7)
+
+    def run(target: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
+        drawn = specker.sample(draft[:, 0], allowed_tokens=words, logit_bias=bias, seed=4)
+        verified = specker.verify(
+            tokens, target, draft, logit_bias=bias, allowed_tokens=words, draft_allowed_tokens=words, seed=3
+        )
+        return torch.cat([verified.token_ids, drawn.token_ids.unsqueeze(1)], dim=1)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(target, draft), run(target, draft))
+
+
 _ZERO = torch.zeros(1, dtype=torch.int64)
 BAD = {
     "not a bias": ({"logit_bias": (1, 2)}, TypeError, "logit_bias: expected a LogitBias, got tuple"),
