@@ -72,7 +72,6 @@ def test_kept_sets_are_those_of_a_sort(
             check_chunk(kind, generator, CHUNK, int(generator.integers(8, 301)), seen)
             check_chunk(kind, generator, LARGE_CHUNK, int(generator.choice(LARGE_VOCABS)), seen)
     record_property("rows", dict(seen))
-    print(dict(seen))  # noqa: T201
     assert seen["left to rounding"] <= 1e-5 * wanted
     assert seen["on a boundary"] > 0.5 * seen["float64 boundary"]
 

@@ -109,7 +109,8 @@ def test_a_leak_of_one_pointer_a_call_is_seen() -> None:
     kept: list[object] = []
     malloc = ctypes.CDLL(None).malloc
     malloc.restype, malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    # The process may have room for 800,000 bytes already, so that its resident memory need not grow.
     unfreed = exceeded(growth(lambda: malloc(8), CALLS))
-    assert "resident" in unfreed
     assert "allocated" in unfreed or not hasattr(ctypes.CDLL(None), "mallinfo2")
+    assert "resident" in exceeded(growth(lambda: malloc(1000), CALLS))
     assert "objects" in exceeded(growth(lambda: kept.append(object()), CALLS))

@@ -152,7 +152,8 @@ class CallMaker {
     for (int64_t row = 0; row < count; ++row) {
       char* begin = block + lead + row * stride;
       fill_row(begin, vocab, dtype, is_probs);
-      if (row + 1 < count) ASAN_POISON_MEMORY_REGION(begin + vocab * width, static_cast<size_t>(stride - vocab * width));
+      char* end = begin + vocab * width;
+      if (row + 1 < count) ASAN_POISON_MEMORY_REGION(end, static_cast<size_t>(begin + stride - end));
     }
     const void* data = block ? block + lead : block;
     if (repeats) return {data, dtype, is_probs, 0, 0};
@@ -228,7 +229,10 @@ class CallMaker {
     call->draft_adjustments = adjustments(call->batch, shape, call->draft_vocab);
     if (!shape.flat && random_.chance(0.2)) {
       std::vector<int64_t> slots(static_cast<size_t>(call->batch));
-      for (int64_t& slot : slots) slot = random_.chance(0.1) ? random_.pick<int64_t>({-1, call->batch}) : random_.below(call->batch);
+      for (int64_t& slot : slots) {
+        slot = random_.below(call->batch);
+        if (random_.chance(0.1)) slot = random_.pick<int64_t>({-1, call->batch});
+      }
       call->draft_index = integers(slots, true);
     } else if (!is_probs && random_.chance(0.3)) {
       add_receipt(call, shape);
