@@ -31,7 +31,7 @@ def verify_arguments(device: torch.device, flat: bool, full: bool) -> tuple[Any,
     seed = torch.tensor([1, 2], device=device)
     return (
         tokens, target, draft if full else None, None, lengths, bounds, index, temperature, *filters,
-        temperature, *filters, seed, torch.tensor([0], device=device), None, 2, False, False, full, full,
+        temperature, *filters, *[None] * 10, seed, torch.tensor([0], device=device), None, 2, False, False, full, full,
     )  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def test_operator_sample_passes_opcheck(filtered: bool, backend: str, device: to
     check: Any = operators.operator("sample", device)
     torch.library.opcheck(
         check,
-        (cases.random_rows(2, 11).to(device), temperature, *filters, seed, position),
+        (cases.random_rows(2, 11).to(device), temperature, *filters, *[None] * 4, seed, position),
     )
 
 
