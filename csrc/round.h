@@ -39,7 +39,7 @@ static void read_length(Round* round) {
     const int64_t end = read_integer(arguments.cu_num_draft_tokens, round->sequence + 1);
     round->start = read_integer(arguments.cu_num_draft_tokens, round->sequence);
     round->length = end - round->start;
-    good = round->start >= 0 && end <= arguments.total_draft_tokens;
+    good = round->start >= 0 && end <= arguments.total_draft_tokens && (round->sequence > 0 || round->start == 0);
   } else if (arguments.num_draft_tokens.data) {
     round->length = read_integer(arguments.num_draft_tokens, round->sequence);
   }

@@ -49,7 +49,7 @@ def locate(lengths_ptr, stride_lengths, sequence, gamma, total, FLAT: tl.constex
         length = tl.load(lengths_ptr + sequence * stride_lengths).to(tl.int64)
     valid = (length >= 0) & (length <= gamma)
     if FLAT:
-        valid = valid & (start >= 0) & (start + length <= total)
+        valid = valid & (start >= 0) & (start + length <= total) & ((sequence > 0) | (start == 0))
     # An invalid sequence is treated as an empty one at the front: every address stays inside.
     status = tl.where(valid, 0, contract.INVALID_NUM_DRAFT_TOKENS)
     return tl.where(valid, start, 0), tl.where(valid, length, 0), status

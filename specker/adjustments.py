@@ -13,11 +13,15 @@ from specker import checks
 WORD_BITS = 32
 """Tokens in a word of an allowed-token mask."""
 
+# Its exponential times a probability stays a float32.
+_LARGEST_ON_PROBS = 80.0
+
 
 class LogitBias(NamedTuple):
     """Values added to single logits before temperature and filters, as a sparse list.
 
-    Duplicates add up. A value of -inf bans its token. On probabilities each multiplies by its exponential.
+    Duplicates add up. A value of -inf bans its token. On probabilities each value multiplies by its exponential and may
+    be 80 at most. On a device, where ids are not looked at, an entry out of range has no effect.
 
     Example:
         >>> LogitBias(torch.tensor([0, 0]), torch.tensor([3, 5]), torch.tensor([-1.5, float("-inf")])).values
@@ -49,7 +53,7 @@ NO_ADJUSTMENT = Adjustment(None, None, None, None)
 
 
 def bias_operands(
-    name: str, bias: LogitBias | None, batch: int, vocab: int, device: torch.device
+    name: str, bias: LogitBias | None, batch: int, vocab: int, is_probs: bool, device: torch.device
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """Return a bias sorted by sequence and token, with the bounds of each sequence.
 
@@ -69,14 +73,27 @@ def bias_operands(
         _check_range(f"{name}.token_ids", bias.token_ids, vocab)
         if bool((torch.isnan(bias.values) | (bias.values == math.inf)).any()):
             raise ValueError(f"{name}.values: expected finite values or -inf, got {bias.values.tolist()}")
-    key = bias.sequence_ids.long() * vocab + bias.token_ids
-    order = key.argsort()
+        if is_probs and bool((bias.values > _LARGEST_ON_PROBS).any()):
+            largest = float(bias.values.max())
+            raise ValueError(f"{name}.values: expected at most {_LARGEST_ON_PROBS:g} on probabilities, got {largest:g}")
+    inside = (bias.sequence_ids >= 0) & (bias.sequence_ids < batch) & (bias.token_ids >= 0) & (bias.token_ids < vocab)
+    # What is out of range sorts behind the last sequence, where no kernel looks.
+    key = torch.where(inside, bias.sequence_ids.long() * vocab + bias.token_ids, batch * vocab)
+    order = key.argsort(stable=True)
     bounds = torch.arange(batch + 1, device=device) * vocab
     return torch.searchsorted(key[order], bounds), bias.token_ids.long()[order], bias.values[order]
 
 
 def allowed_operand(
-    name: str, allowed: torch.Tensor | None, batch: int, rows: int, vocab: int, flat: bool, device: torch.device
+    name: str,
+    allowed: torch.Tensor | None,
+    batch: int,
+    rows: int,
+    vocab: int,
+    flat: bool,
+    device: torch.device,
+    *,
+    a_row_each: bool = False,
 ) -> torch.Tensor | None:
     """Return an allowed-token mask as a `(batch, rows, words)` view, whichever of its forms was given.
 
@@ -89,6 +106,7 @@ def allowed_operand(
         vocab: columns of a row; `words * 32` must reach it.
         flat: rows lie behind one another.
         device: of the rows.
+        a_row_each: admit one mask a row only; in the flat form the two might not be told apart.
 
     Raises:
         TypeError, ValueError: it has the wrong dtype, shape, device or strides.
@@ -97,7 +115,7 @@ def allowed_operand(
         return None
     words = -(-vocab // WORD_BITS)
     by_row = isinstance(allowed, torch.Tensor) and (
-        allowed.dim() == 3 if not flat else allowed.dim() == 2 and allowed.shape[0] != batch
+        allowed.dim() == 3 if not flat else a_row_each or allowed.shape[:1] != (batch,)
     )
     shape: tuple[int | None, ...] = (
         (rows, None) if by_row and flat else (batch, rows, None) if by_row else (batch, None)

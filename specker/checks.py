@@ -82,7 +82,10 @@ def has_tensor(sampling: Iterable[object]) -> bool:
 def _real_or_none(
     name: str, value: object, identity: float, batch: int, device: torch.device, upper: float
 ) -> torch.Tensor | None:
-    if isinstance(value, (int, float)) and (value == identity or (identity == 1.0 and 1.0 < value < math.inf)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return _real(name, value, 0.0, upper, batch, device)
+    # A top_p of 1 and all above it keep everything.
+    if value == identity or (identity == 1.0 and value > identity):
         return None
     return _real(name, value, 0.0, upper, batch, device)
 
@@ -108,8 +111,12 @@ def _count(name: str, value: object, batch: int, vocab: int, device: torch.devic
 
 def scalar_tensor(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return a one-element tensor that broadcasts over the batch, made once per value and device."""
-    # What is made while tracing or while a graph is captured holds its value only inside that trace or graph.
-    if torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+    # What is made in a trace, under a mode (fake tensors) or in a captured graph holds its value only there.
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+    ):
         return torch.full((1,), value, dtype=dtype, device=device)
     return _cached_scalar(value, dtype, device)
 

@@ -48,6 +48,7 @@ def make_layout(
         bounds = cu_num_draft_tokens.long()
         start, length = bounds[:-1], bounds.diff()
         good = (length >= 0) & (length <= gamma) & (start >= 0) & (bounds[1:] <= draft_token_ids.shape[0])
+        good &= (torch.arange(batch, device=device) > 0) | (start == 0)
     status = torch.where(good, 0, int(Status.INVALID_NUM_DRAFT_TOKENS)).to(torch.int32)
     length, start = torch.where(good, length, 0), torch.where(good, start, 0)
     sequence = torch.arange(batch, device=device).unsqueeze(-1)

@@ -39,7 +39,8 @@ def uniforms(seed: int | torch.Tensor, position: int | torch.Tensor, purpose: in
         >>> bool((0 <= accept) & (accept < 1))
         True
     """
-    seed_bits, position_bits = torch.broadcast_tensors(_as_int64(seed), _as_int64(position))
+    device = next((value.device for value in (seed, position) if isinstance(value, torch.Tensor)), None)
+    seed_bits, position_bits = torch.broadcast_tensors(_as_int64(seed, device), _as_int64(position, device))
     words = philox(
         (
             position_bits & _WORD,
@@ -100,8 +101,8 @@ def _multiply(word: torch.Tensor, multiplier: int) -> tuple[torch.Tensor, torch.
     return (product >> 32) & _WORD, product & _WORD
 
 
-def _as_int64(value: int | torch.Tensor) -> torch.Tensor:
+def _as_int64(value: int | torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value.to(torch.int64)
     wrapped = value & 0xFFFFFFFFFFFFFFFF
-    return torch.tensor(wrapped - (1 << 64) if wrapped >> 63 else wrapped, dtype=torch.int64)
+    return torch.tensor(wrapped - (1 << 64) if wrapped >> 63 else wrapped, dtype=torch.int64, device=device)

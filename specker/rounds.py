@@ -101,7 +101,9 @@ def run_round(
         if not isinstance(draft_sampling, Sampling):
             raise TypeError(f"draft_sampling: expected a Sampling, got {type(draft_sampling).__name__}")
         draft_parameters = checks.check_parameters(draft_sampling, shape.batch, draft_vocab, device, "draft_sampling.")
-    adjustment, draft_adjustment, columns = _operands(adjustments, shape, vocab, draft_vocab, device)
+    adjustment, draft_adjustment, columns = _operands(
+        adjustments, shape, vocab, draft_vocab, target_is_probs, draft_is_probs, device
+    )
     changed = adjustments.draft_logit_bias is not None or adjustments.draft_allowed_tokens is not None
     receipt = _receipt_values(draft_receipt, draft, shape.drafted, draft_sampling or sampling, changed, device)
     if draft is not None and 0 in shape.drafted:
@@ -158,7 +160,13 @@ def _shape(
 
 
 def _operands(
-    adjustments: Adjustments, shape: _Shape, vocab: int, draft_vocab: int, device: torch.device
+    adjustments: Adjustments,
+    shape: _Shape,
+    vocab: int,
+    draft_vocab: int,
+    target_is_probs: bool,
+    draft_is_probs: bool,
+    device: torch.device,
 ) -> tuple[Adjustment, Adjustment, tuple[torch.Tensor | None, torch.Tensor | None]]:
     """Return target and draft adjustments and the columns of a reduced vocabulary as the operator takes them."""
     # The common round is not to pay for what it does not use.
@@ -167,14 +175,23 @@ def _operands(
     batch, flat = shape.batch, len(shape.targets) == 1
     bias, allowed, draft_bias, draft_allowed, draft_to_target_ids = adjustments
     target = Adjustment(
-        *bias_operands("logit_bias", bias, batch, vocab, device),
+        *bias_operands("logit_bias", bias, batch, vocab, target_is_probs, device),
         allowed_operand("allowed_tokens", allowed, batch, shape.targets[-1], vocab, flat, device),
     )
     draft = NO_ADJUSTMENT
     if draft_bias is not None or draft_allowed is not None:
         draft = Adjustment(
-            *bias_operands("draft_logit_bias", draft_bias, batch, draft_vocab, device),
-            allowed_operand("draft_allowed_tokens", draft_allowed, batch, shape.drafted[-1], draft_vocab, flat, device),
+            *bias_operands("draft_logit_bias", draft_bias, batch, draft_vocab, draft_is_probs, device),
+            allowed_operand(
+                "draft_allowed_tokens",
+                draft_allowed,
+                batch,
+                shape.drafted[-1],
+                draft_vocab,
+                flat,
+                device,
+                a_row_each=flat,
+            ),
         )
     return target, draft, draft_vocabulary_operands(draft_to_target_ids, draft_vocab, vocab, device)
 

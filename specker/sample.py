@@ -10,6 +10,7 @@ import torch
 
 from specker import checks, operators
 from specker.adjustments import LogitBias, allowed_operand, bias_operands
+from specker.distribution import greedy_rows
 from specker.sampling import GREEDY_TEMPERATURE, Sampling
 from specker.status import INVALID_ARGUMENT, raise_for_bits
 
@@ -25,7 +26,7 @@ class DraftReceipt:
     values: torch.Tensor
     """`(batch, 4)` or, stacked, `(batch, gamma, 4)` float64: token logit, row maximum, threshold, weight sum."""
     sampling: Sampling
-    """The parameters that the rows were sampled with, as they were given."""
+    """The parameters that the rows were sampled with, as given; tensors must keep their values until verify."""
     vocab: int
     """Vocabulary of the rows."""
     dtype: torch.dtype
@@ -46,8 +47,11 @@ class DraftReceipt:
     @property
     def log_sum_exp(self) -> torch.Tensor:
         """Log-sum-exp of the filtered, tempered row, float64; the row maximum where the row is greedy."""
-        temperature = torch.as_tensor(self.sampling.temperature, dtype=torch.float64, device=self.values.device)
-        divisor = torch.where(temperature < GREEDY_TEMPERATURE, 1.0, temperature)
+        temperature, top_p = (
+            torch.as_tensor(value, dtype=torch.float64, device=self.values.device)
+            for value in (self.sampling.temperature, self.sampling.top_p)
+        )
+        divisor = torch.where(greedy_rows(temperature, top_p), 1.0, temperature)
         if divisor.dim() == 1 and self.values.dim() == 3:
             divisor = divisor.unsqueeze(-1)
         return self.values[..., 1] / divisor + self.values[..., 3].log()
@@ -85,11 +89,11 @@ class DraftReceipt:
             made_how, used_how = ("with" if flag else "without" for flag in (self.adjusted, adjusted))
             raise ValueError(f"draft_receipt: expected one made {used_how} a logit bias or mask, got one {made_how}")
         for name, made, given in zip(Sampling._fields, self.sampling, sampling, strict=True):
-            if _visibly_differ(made, given):
+            if _visibly_differ(name, made, given, vocab):
                 raise ValueError(f"draft_receipt: expected one made with {name} {given}, got {made}")
 
 
-def _visibly_differ(made: float | torch.Tensor, given: float | torch.Tensor) -> bool:
+def _visibly_differ(name: str, made: float | torch.Tensor, given: float | torch.Tensor, vocab: int) -> bool:
     if made is given:
         return False
     tensors = [value for value in (made, given) if isinstance(value, torch.Tensor)]
@@ -98,7 +102,17 @@ def _visibly_differ(made: float | torch.Tensor, given: float | torch.Tensor) -> 
         return False
     if len(tensors) == 2 and tensors[0].shape != tensors[1].shape:
         return True
-    return bool((torch.as_tensor(made, dtype=torch.float64) != torch.as_tensor(given, dtype=torch.float64)).any())
+    return bool((_canonical(name, made, vocab) != _canonical(name, given, vocab)).any())
+
+
+def _canonical(name: str, value: float | torch.Tensor, vocab: int) -> torch.Tensor:
+    """Return a parameter with one number for each way to say the same."""
+    number = torch.as_tensor(value, dtype=torch.float64)
+    if name == "temperature":
+        return torch.where(number < GREEDY_TEMPERATURE, 0.0, number)
+    if name == "top_k":
+        return torch.where((number <= 0) | (number >= vocab), 0.0, number)
+    return number.clamp(0.0, 1.0) if name == "top_p" else number
 
 
 class SampleResult(NamedTuple):
@@ -157,8 +171,12 @@ def sample(
         TypeError, ValueError: an argument has the wrong rank, shape, dtype or device, or a value out of range (values
             of device tensors are judged by the kernel and told in `status`).
 
+        BackendUnavailableError: the forced backend cannot serve these tensors.
+
     Guarantees: inverse CDF in ascending ids by one uniform of purpose 0; equal tokens on every backend for the same
         seed; no host synchronisation for device tensors; nothing vocabulary-sized is allocated.
+
+    Source: Leviathan et al. 2023, section 2.2: the draft token is drawn from the distribution that verify divides by.
 
     Example:
         >>> sample(torch.tensor([[0.0, 9.0]]), temperature=0.0).token_ids
@@ -169,7 +187,7 @@ def sample(
     sampling = Sampling(temperature, top_k, top_p, min_p)
     parameters = checks.check_parameters(sampling, batch, vocab, rows.device)
     adjustment = (
-        *bias_operands("logit_bias", logit_bias, batch, vocab, rows.device),
+        *bias_operands("logit_bias", logit_bias, batch, vocab, is_probs=False, device=rows.device),
         allowed_operand("allowed_tokens", allowed_tokens, batch, 1, vocab, flat=False, device=rows.device),
     )
     seeds = checks.seed_tensor(seed, batch, rows.device)

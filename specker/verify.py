@@ -194,7 +194,8 @@ def verify_flat(
         target_logits: `(total + batch, vocab)`, each sequence's bonus row right behind its other rows.
         draft_logits, draft_probs: `(total, vocab)`.
         draft_receipt: one of `(total, 4)` values.
-        cu_num_draft_tokens: `(batch + 1,)` int32 or int64 prefix sums of the lengths, starting with 0.
+        cu_num_draft_tokens: `(batch + 1,)` int32 or int64 prefix sums of the lengths, starting with 0; rows behind the
+            last one are padding.
         max_num_draft_tokens: the longest length allowed; fixes the width of the result.
         uniforms: `(total + batch, 2)`.
         allowed_tokens: `(batch, words)`, or `(total + batch, words)` for each row.

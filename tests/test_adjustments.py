@@ -113,6 +113,35 @@ def test_flat_form_takes_masks_a_sequence_and_a_row(generator: torch.Generator) 
 
 
 @pytest.mark.usefixtures("on_backend")
+def test_flat_draft_masks_are_one_a_row_even_where_rows_and_sequences_are_as_many() -> None:
+    bounds, tokens = torch.tensor([0, 2, 2]), torch.tensor([0, 2])
+    words = torch.tensor([[0b0011], [0b1100]], dtype=torch.int32)
+    flat = specker.verify_flat(
+        tokens, torch.zeros(4, 8), torch.zeros(2, 8), cu_num_draft_tokens=bounds, max_num_draft_tokens=2,
+        draft_allowed_tokens=words, return_accept_probs=True, seed=0,
+    )  # fmt: skip
+    padded = specker.verify(
+        tokens[None], torch.zeros(1, 3, 8), torch.zeros(1, 2, 8), draft_allowed_tokens=words[None],
+        return_accept_probs=True, seed=0,
+    )  # fmt: skip
+    assert flat.accept_probs is not None
+    assert padded.accept_probs is not None
+    assert flat.accept_probs[0].tolist() == padded.accept_probs[0].tolist() == [0.25, 0.25]
+
+
+@pytest.mark.usefixtures("on_backend")
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
+def test_entries_out_of_range_reach_no_kernel_in_a_trace() -> None:
+    def draw(token: int) -> torch.Tensor:
+        bias = LogitBias(torch.tensor([1, 1, 3]), torch.tensor([0, 2, token]), torch.full((3,), 50.0))
+        return specker.sample(torch.zeros(4, 40), logit_bias=bias, seed=1).token_ids
+
+    traced = torch.compile(draw, fullgraph=True, backend="eager")
+    assert traced(-79).tolist() == traced(10**6).tolist()
+    assert int(traced(-79)[1]) in (0, 2)
+
+
+@pytest.mark.usefixtures("on_backend")
 def test_probabilities_are_multiplied_and_masked(generator: torch.Generator) -> None:
     target, draft, uniforms = _rows(generator, 3).softmax(-1), _rows(generator, 2).softmax(-1), _uniforms(generator)
     words, allowed = _mask(generator, BATCH)
@@ -267,6 +296,11 @@ BAD = {
         ValueError,
         "logit_bias.values: expected finite values or -inf, got",
     ),
+    "more than a float32 holds, on probabilities": (
+        {"logit_bias": LogitBias(_ZERO, _ZERO, torch.tensor([100.0]))},
+        ValueError,
+        "logit_bias.values: expected at most 80 on probabilities, got 100",
+    ),
     "lists of unequal length": (
         {"logit_bias": LogitBias(_ZERO, torch.zeros(2, dtype=torch.int64), torch.zeros(1))},
         ValueError,
@@ -308,10 +342,10 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_adjustments_raise_in_words(name: str, generator: torch.Generator) -> None:
     keywords, error, message = BAD[name]
+    call = specker.verify_from_probs if "on probabilities" in name else specker.verify
+    rows = _rows(generator, 3).softmax(-1), _rows(generator, 2).softmax(-1)
     with pytest.raises(error, match=message):
-        specker.verify(
-            torch.zeros(BATCH, GAMMA, dtype=torch.int64), _rows(generator, 3), _rows(generator, 2), seed=0, **keywords
-        )
+        call(torch.zeros(BATCH, GAMMA, dtype=torch.int64), *rows, seed=0, **keywords)
 
 
 @pytest.mark.parametrize("name", ["draft_logit_bias", "draft_allowed_tokens", "draft_to_target_ids"])

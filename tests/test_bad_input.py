@@ -122,7 +122,7 @@ OUT_OF_RANGE: list[tuple[str, str, Any, str]] = [
     *(
         (call, name, value, FINITE)
         for call in ("verify", "sample", "verify_from_probs", "verify_flat")
-        for name, values in (("temperature", (-0.5, NAN, INF)), ("top_p", (-0.1, NAN, INF, -INF)))
+        for name, values in (("temperature", (-0.5, NAN, INF)), ("top_p", (-0.1, NAN, -INF)))
         for value in values
     ),
     *((call, "min_p", value, SHARE) for call in ("verify", "sample") for value in (-0.1, 1.1, NAN)),

@@ -153,6 +153,14 @@ def test_a_compiled_call_follows_the_backend_forced_around_it() -> None:
         library._destroy()
 
 
+def test_fake_tensors_leave_nothing_behind() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        specker.sample(torch.zeros(2, 4), temperature=0.37, seed=1)
+    assert specker.sample(torch.zeros(2, 4), temperature=0.37, seed=1).token_ids.shape == (2,)
+
+
 def test_backend_is_forced_in_this_thread_only() -> None:
     seen: dict[str, str] = {}
 

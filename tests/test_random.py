@@ -105,3 +105,8 @@ def test_no_seed_draws_independent_seeds_from_the_default_generator() -> None:
     repeated = specker.sample(logits, seed=first)
     torch.manual_seed(3)
     assert torch.equal(repeated.token_ids, specker.sample(logits).token_ids)
+
+
+def test_numbers_mix_with_tensors_of_any_device() -> None:
+    accept, emission = uniforms(torch.zeros(4, dtype=torch.int64, device="meta"), 0, VERIFY_PURPOSE)
+    assert accept.device.type == emission.device.type == "meta"

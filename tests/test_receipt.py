@@ -116,3 +116,24 @@ def test_a_receipt_without_draft_rows_is_refused() -> None:
     drafted = Drafted(Sampling())
     with pytest.raises(ValueError, match="draft_receipt: expected draft_logits with it, got None"):
         specker.verify(drafted.token_ids, drafted.target, draft_receipt=drafted.receipt, seed=0)
+
+
+SAME = {
+    "no top-k": (Sampling(top_k=0), Sampling(top_k=-1)),
+    "a top-k of the whole vocabulary": (Sampling(top_k=VOCAB), Sampling()),
+    "no top-p": (Sampling(top_p=1.0), Sampling(top_p=2.0)),
+    "greedy": (Sampling(temperature=0.0), Sampling(temperature=1e-6)),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_two_ways_to_say_the_same_do_not_contradict(name: str) -> None:
+    made, given = SAME[name]
+    drafted = Drafted(made)
+    drafted.verify(draft_receipt=drafted.receipt, draft_sampling=given)
+
+
+def test_the_log_sum_exp_of_a_greedy_row_is_its_maximum() -> None:
+    for sampling in (Sampling(temperature=0.5, top_p=0.0), Sampling(temperature=0.0)):
+        receipt = specker.sample(torch.tensor([[2.0, 1.0]]), **sampling._asdict(), seed=1).receipt
+        assert receipt.log_sum_exp.tolist() == [2.0]
