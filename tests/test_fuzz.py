@@ -76,7 +76,7 @@ def test_made_up_calls_are_answered_as_by_the_reference(
         max_examples=EXAMPLES[backend], derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
     )
     fixed(given(verify_calls())(compare))()
-    searching = settings(fixed, derandomize=False, max_examples=1000, database=None)
+    searching = settings(fixed, derandomize=False, database=None)
     while time.monotonic() < deadline:
         searching(given(verify_calls())(compare))()
     record_property("calls", dict(counts))
