@@ -10,7 +10,7 @@ import torch
 from specker import random, reference
 from specker.adjustments import Adjustment, adjusted
 from specker.distribution import distribution
-from specker.layout import make_layout
+from specker.layout import Layout, make_layout
 from specker.sampling import Sampling
 from specker.status import Status
 
@@ -44,10 +44,15 @@ def injected(call: dict[str, Any], accept_shift: float, emission_shift: float) -
     return {"seed": None, "position": None, "uniforms": shifted.clamp(0.0, 1 - 2.0**-53)}
 
 
+def layout_of(call: dict[str, Any]) -> Layout:
+    """Return where the rows of a call lie."""
+    sizes = [call[name] for name in ("num_draft_tokens", "cu_num_draft_tokens", "draft_index", "max_num_draft_tokens")]
+    return make_layout(call["draft_token_ids"], call["target"], call["draft"], *sizes)
+
+
 def emission_mass(call: dict[str, Any], sequence: int, position: int) -> float:
     """Return the mass of what a sequence draws from at a position: of the residual, or 1 where it is the target row."""
-    sizes = [call[name] for name in ("num_draft_tokens", "cu_num_draft_tokens", "draft_index", "max_num_draft_tokens")]
-    layout = make_layout(call["draft_token_ids"], call["target"], call["draft"], *sizes)
+    layout = layout_of(call)
     if call["draft"] is None or position >= int(layout.length[sequence]):
         return 1.0
     laws = []
@@ -77,9 +82,7 @@ def explained(call: dict[str, Any], sequence: int, got: Outputs, wanted: Outputs
     lower = run("reference", call, **injected(call, 0.0, -shift))["token_ids"][sequence, accepted]
     upper = run("reference", call, **injected(call, 0.0, shift))["token_ids"][sequence, accepted]
     # A uniform within the tolerance of 1 may give any id behind: no larger uniform is left to ask for.
-    sizes = [call[name] for name in ("num_draft_tokens", "cu_num_draft_tokens", "draft_index", "max_num_draft_tokens")]
-    layout = make_layout(call["draft_token_ids"], call["target"], call["draft"], *sizes)
-    at_the_end = injected(call, 0.0, 0.0)["uniforms"][layout.uniform_rows][sequence, accepted, 1] + shift >= 1
+    at_the_end = injected(call, 0.0, 0.0)["uniforms"][layout_of(call).uniform_rows][sequence, accepted, 1] + shift >= 1
     token = got["token_ids"][sequence, accepted]
     return bool(lower <= token and (token <= upper or at_the_end))
 
