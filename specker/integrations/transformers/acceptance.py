@@ -175,7 +175,7 @@ def _replacements() -> list[_Replacement]:
         )
     replacements = [_replacement(utils, "_speculative_sampling", lambda _original: _accept)]
     generators = importlib.import_module("transformers.generation.candidate_generator")
-    wrappers = {"SinglePositionMultiTokenCandidateGenerator": _point_masses}
+    wrappers: dict[str, Callable[[Any], Any]] = {"SinglePositionMultiTokenCandidateGenerator": _point_masses}
     if version < _FIRST_EXACT_MTP:
         wrappers["MTPCandidateGenerator"] = _refuse_raw_logits
     for class_name, wrap in wrappers.items():
