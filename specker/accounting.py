@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
-import time
-from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
-import torch
+from specker.stages import StageSeconds
 
 
 class TokenKind(enum.Enum):
@@ -39,20 +37,6 @@ class TokenBlock(NamedTuple):
     kinds: tuple[TokenKind, ...]
 
 
-class StageSeconds(NamedTuple):
-    """Seconds of a run by stage: drafting, target passes, verification, everything else."""
-
-    draft: float
-    target: float
-    verify: float
-    other: float
-
-    @property
-    def total(self) -> float:
-        """Seconds of the whole run."""
-        return sum(self)
-
-
 @dataclasses.dataclass
 class SequenceStats:
     """Counters of one sequence.
@@ -76,9 +60,23 @@ class SequenceStats:
     emitted: int = 0
     drafted_by_position: list[int] = dataclasses.field(default_factory=list)
     accepted_by_position: list[int] = dataclasses.field(default_factory=list)
+    rounds_by_drafted: list[int] = dataclasses.field(default_factory=list)
+    """Entry n counts the rounds that drafted n tokens."""
+    rounds_by_emitted: list[int] = dataclasses.field(default_factory=list)
+    """Entry n counts the rounds that emitted n tokens."""
+    expected_accepted: float = 0.0
+    """What `accepted` is on average, given the rows: the sum of `VerifyResult.expected_accepted` over the rounds."""
+    arrivals: float = 0.0
+    """Draft tokens that are decided on average, given the rows: all before them in their block were accepted."""
 
-    def record(self, num_drafted: int, kinds: Sequence[TokenKind]) -> None:
-        """Count one round that drafted `num_drafted` tokens and emitted tokens of these kinds."""
+    def record(self, num_drafted: int, kinds: Sequence[TokenKind], accept_probs: Sequence[float] = ()) -> None:
+        """Count one round that drafted `num_drafted` tokens and emitted tokens of these kinds.
+
+        Args:
+            num_drafted: draft tokens of the round.
+            kinds: of the tokens emitted.
+            accept_probs: of each draft token, as `specker.verify(return_accept_probs=True)` gives them.
+        """
         num_accepted = kinds.count(TokenKind.ACCEPTED)
         self.rounds += 1
         self.drafted += num_drafted
@@ -89,11 +87,42 @@ class SequenceStats:
         for counts, number in ((self.drafted_by_position, num_drafted), (self.accepted_by_position, num_accepted)):
             counts.extend([0] * (num_drafted - len(counts)))
             counts[:number] = [count + 1 for count in counts[:number]]
+        for counts, number in ((self.rounds_by_drafted, num_drafted), (self.rounds_by_emitted, len(kinds))):
+            counts.extend([0] * (number + 1 - len(counts)))
+            counts[number] += 1
+        arrivals, accepted = expected_counts(accept_probs)
+        self.arrivals += arrivals
+        self.expected_accepted += accepted
+
+    @property
+    def overlap(self) -> float | None:
+        """Estimated overlap alpha of target and draft, the acceptance of a draft token; None where none was drafted.
+
+        The accept probabilities of the tokens stand for the draws themselves: the same mean with a smaller variance.
+        """
+        return self.expected_accepted / self.arrivals if self.arrivals else None
 
     @property
     def acceptance_by_position(self) -> list[float]:
         """For each position in a block, the share of its draft tokens that were accepted."""
         return _shares(self.accepted_by_position, self.drafted_by_position)
+
+
+class GammaChoice(NamedTuple):
+    """One choice of gamma by the cost model.
+
+    `reason` is "explore" while costs are measured, "probe" for a rare look whether drafting pays again, else "model".
+    `overlap` is the acceptance estimate; `draft_cost` (a draft token) and `target_cost` (the round's target pass and
+    verification) are in units of a round of plain decoding, and `speedup` is what the model expects; None is unknown.
+    """
+
+    round: int
+    gamma: int
+    reason: str
+    overlap: float
+    draft_cost: float | None
+    target_cost: float | None
+    speedup: float | None
 
 
 class GenerationStats(NamedTuple):
@@ -105,6 +134,8 @@ class GenerationStats(NamedTuple):
     sequences: tuple[SequenceStats, ...]
     target_passes: int
     seconds: StageSeconds
+    gamma_choices: tuple[GammaChoice, ...] = ()
+    """What `gamma="auto"` chose in each round, and why; empty for any other gamma."""
 
     @property
     def rounds(self) -> int:
@@ -137,6 +168,17 @@ class GenerationStats(NamedTuple):
         return sum(stats.emitted for stats in self.sequences)
 
     @property
+    def expected_accepted(self) -> float:
+        """What `accepted` is on average, given the rows."""
+        return sum(stats.expected_accepted for stats in self.sequences)
+
+    @property
+    def overlap(self) -> float | None:
+        """Estimated overlap alpha of target and draft over all sequences; None where nothing was drafted."""
+        arrivals = sum(stats.arrivals for stats in self.sequences)
+        return self.expected_accepted / arrivals if arrivals else None
+
+    @property
     def accepted_per_round(self) -> float:
         """Mean number of accepted draft tokens of a round."""
         return self.accepted / self.rounds
@@ -154,48 +196,55 @@ class GenerationStats(NamedTuple):
             _add_up([stats.drafted_by_position for stats in self.sequences]),
         )
 
+    @property
+    def rounds_by_drafted(self) -> list[int]:
+        """Entry n counts the rounds of all sequences that drafted n tokens."""
+        return _add_up([stats.rounds_by_drafted for stats in self.sequences])
 
-class StageClock:
-    """Adds up the time of the stages of a loop, on a GPU without making the host wait.
+    @property
+    def rounds_by_emitted(self) -> list[int]:
+        """Entry n counts the rounds of all sequences that emitted n tokens."""
+        return _add_up([stats.rounds_by_emitted for stats in self.sequences])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as numbers, lists and dictionaries, ready for JSON."""
+        totals = {name: getattr(self, name) for name in _TOTALS}
+        sequences = [
+            {
+                **dataclasses.asdict(stats),
+                "overlap": stats.overlap,
+                "acceptance_by_position": stats.acceptance_by_position,
+            }
+            for stats in self.sequences
+        ]
+        return {
+            **totals,
+            "seconds": {**self.seconds._asdict(), "total": self.seconds.total},
+            "sequences": sequences,
+            "gamma_choices": [choice._asdict() for choice in self.gamma_choices],
+        }
+
+
+_TOTALS = (
+    "rounds", "drafted", "accepted", "recovered", "bonus", "emitted", "target_passes", "tokens_per_target_pass",
+    "accepted_per_round", "expected_accepted", "overlap", "acceptance_by_position", "rounds_by_drafted",
+    "rounds_by_emitted",
+)  # fmt: skip
+
+
+def expected_counts(accept_probs: Sequence[float]) -> tuple[float, float]:
+    """Return how many draft tokens of a block are decided, and how many accepted, on average.
 
     Example:
-        >>> clock = StageClock(torch.device("cpu"))
-        >>> with clock.stage("draft"):
-        ...     pass
-        >>> clock.seconds().target
-        0.0
+        >>> expected_counts([0.5, 0.5])
+        (1.5, 0.75)
     """
-
-    def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
-        self._start = time.perf_counter()
-        self._seconds = {"draft": 0.0, "target": 0.0, "verify": 0.0}
-        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
-
-    @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Count the time inside the block for the stage "draft", "target" or "verify"."""
-        if self._on_gpu:
-            # The host runs ahead of a GPU, so the times are taken by the GPU and read at the end.
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            yield
-            end.record()
-            self._events.append((name, begin, end))
-        else:
-            begin_seconds = time.perf_counter()
-            yield
-            self._seconds[name] += time.perf_counter() - begin_seconds
-
-    def seconds(self) -> StageSeconds:
-        """Return the time of each stage so far; on a GPU waits for it to finish."""
-        if self._on_gpu:
-            torch.cuda.synchronize()
-        total = time.perf_counter() - self._start
-        stages = dict(self._seconds)
-        for name, begin, end in self._events:
-            stages[name] += begin.elapsed_time(end) / 1000
-        return StageSeconds(**stages, other=max(total - sum(stages.values()), 0.0))
+    arrivals, accepted, survival = 0.0, 0.0, 1.0
+    for probability in accept_probs:
+        arrivals += survival
+        survival *= probability
+        accepted += survival
+    return arrivals, accepted
 
 
 def cut_at_eos(token_ids: Sequence[int], eos_token_ids: Collection[int]) -> list[int]:

@@ -2,82 +2,164 @@
 
 from __future__ import annotations
 
-import copy
-import importlib
 import inspect
-import itertools
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from specker.slot_cache import SlotPlan, open_cache, select_sequences
+
+_FULL, _SLIDING, _CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+# transformers' attention functions that take a mask with an entry for every query and key.
+_MASKED_ATTENTION = ("sdpa", "eager")
+
 
 class CachedModel:
-    """A Hugging Face causal language model that reads on from where it stopped and can take back what it read.
+    """A Hugging Face causal language model that reads on from where each sequence stopped, and can take tokens back.
 
     Args:
-        model: a `PreTrainedModel` in evaluation mode whose cache can be cropped.
+        model: a `PreTrainedModel` in evaluation mode whose layers are attention layers.
         role: the word for it in errors, such as "target".
+        batch: number of sequences.
 
     Raises:
-        ValueError: the model is in training mode, or its kind of cache cannot be cropped.
+        ValueError: the model is in training mode, or keeps a state that cannot be taken back, or its attention cannot
+            read sequences of different lengths and batch is above 1.
+
+    Guarantees: each sequence is read at its own positions, whatever the others hold. The cost of sequences of
+        different lengths is a mask `(batch, 1, tokens, longest)` a pass and the columns that pad the shorter ones.
 
     Example:
         >>> cached = CachedModel(target, "target")  # doctest: +SKIP
-        >>> logits = cached.advance(input_ids, num_logits=1)  # doctest: +SKIP
+        >>> logits = cached.advance([[5, 9, 3]])  # doctest: +SKIP
     """
 
-    def __init__(self, model: Any, role: str) -> None:
+    def __init__(self, model: Any, role: str, batch: int = 1) -> None:
         if model.training:
             raise ValueError(f"{role}: expected a model in evaluation mode, got one in training mode; call .eval()")
         self.model = model
-        self.num_cached = 0
+        self.lengths = [0] * batch
         self._parameters = inspect.signature(model.forward).parameters
-        self._cache = _croppable_cache(model, role)
+        config = model.config.get_text_config()
+        self._kinds, self._window = _attention_kinds(config), int(getattr(config, "sliding_window", None) or 0)
+        _check_cache(model, self._kinds, role)
+        if batch > 1:
+            _check_batch(model, self._kinds, self._parameters, role)
+        self._plan = SlotPlan()
+        self._cache = open_cache(self._plan)
 
-    def advance(self, token_ids: torch.Tensor, num_logits: int) -> torch.Tensor:
+    def advance(
+        self,
+        pending: Sequence[Sequence[int]],
+        block: torch.Tensor | None = None,
+        block_lengths: Sequence[int] | None = None,
+        num_logits: int = 1,
+    ) -> torch.Tensor:
         """Read the tokens that follow those in the cache.
 
         Args:
-            token_ids: `(batch, length)` int64, length >= num_logits.
-            num_logits: of how many of the last tokens the logits are wanted.
+            pending: what each sequence reads first; the lengths may differ.
+            block: `(batch, width)` int64, what each reads behind that; None is nothing.
+            block_lengths: how many of its columns each sequence reads; None is all.
+            num_logits: of how many of the last columns the logits are wanted, at most width + 1.
 
         Returns:
-            `(batch, num_logits, vocab)` in the model's dtype.
+            `(batch, num_logits, vocab)` in the model's dtype, float64 rounded to float32.
         """
+        width = 0 if block is None else block.shape[1]
+        lengths = [width] * len(pending) if block_lengths is None else list(block_lengths)
+        longest = max(map(len, pending))
+        device = self.model.device if block is None else block.device
+        arguments: dict[str, Any] = {}
+        if len({*zip(self.lengths, map(len, pending), lengths, strict=True)}) == 1 and lengths[0] == width:
+            self._plan.write_behind(self.lengths[0], longest + width)
+        else:
+            arguments = self._ragged(list(map(len, pending)), lengths, longest + width, device)
+        # No embedding takes a -1, so padding is read as token 0.
+        padded = [[0] * (longest - len(tokens)) + list(tokens) for tokens in pending]
+        columns = torch.tensor(padded, dtype=torch.int64, device=device).reshape(len(pending), longest)
+        arguments["input_ids"] = columns if block is None else torch.cat([columns, block], dim=1)
         # transformers 5.18 renamed the argument; the model's own signature says which name it has.
-        cache_name = "cache" if "cache" in self._parameters else "past_key_values"
-        arguments = {"input_ids": token_ids, cache_name: self._cache, "use_cache": True}
+        arguments["cache" if "cache" in self._parameters else "past_key_values"] = self._cache
         if "logits_to_keep" in self._parameters:
             arguments["logits_to_keep"] = num_logits
-        logits: torch.Tensor = self.model(**arguments).logits
-        self.num_cached += token_ids.shape[1]
-        return logits[:, -num_logits:]
+        logits: torch.Tensor = self.model(**arguments, use_cache=True).logits[:, -num_logits:]
+        self.lengths = [
+            before + len(tokens) + more for before, tokens, more in zip(self.lengths, pending, lengths, strict=True)
+        ]
+        return logits.float() if logits.dtype == torch.float64 else logits
 
-    def keep(self, num_tokens: int) -> None:
-        """Take back all tokens in the cache but the first `num_tokens`; no effect where it holds fewer."""
-        surplus = self.num_cached - num_tokens
-        # A negative count removes tokens in every release; 0 would empty the cache in 4.57.
-        if surplus > 0:
-            self._cache.crop(-surplus)
-            self.num_cached = num_tokens
+    def keep(self, num_tokens: Sequence[int]) -> None:
+        """Take back what each sequence holds behind its first `num_tokens`; no effect where it holds fewer."""
+        self.lengths = list(map(min, self.lengths, num_tokens))
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep only these sequences."""
+        self.lengths = [self.lengths[row] for row in rows]
+        select_sequences(self._cache, rows, self.model.device)
+
+    def _ragged(
+        self, num_pending: Sequence[int], num_block: Sequence[int], width: int, device: torch.device
+    ) -> dict[str, Any]:
+        """Plan a pass over sequences that differ, and return the arguments that tell the model about it."""
+        longest = max(num_pending)
+        ends = list(map(sum, zip(self.lengths, num_pending, num_block, strict=True)))
+        table = torch.tensor([self.lengths, num_pending, num_block, ends], device=device)
+        begin, pending, block, end = table[..., None].unbind(0)
+        columns = torch.arange(width, device=device)
+        # The pending tokens stand right before the blocks, so that all logits wanted are in the last columns.
+        padding = longest - pending
+        real = (columns >= padding) & (columns < longest + block)
+        # Padding stays within positions that the model knows.
+        positions = (begin + columns - padding).clamp(min=0).minimum(end - 1)
+        self._plan.write_at(positions.where(real, -1), max(ends))
+        slots = torch.arange(max(ends), device=device)
+        reads = slots <= positions[..., None]
+        return {"position_ids": positions, "attention_mask": self._mask(reads, slots, positions)}
+
+    def _mask(self, reads: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> Any:
+        """Return the additive mask in the form that the model's kinds of layers want."""
+        masks = {}
+        for kind in self._kinds:
+            seen = reads & (slots > positions[..., None] - self._window) if kind == _SLIDING else reads
+            mask = torch.zeros(seen.shape, dtype=self.model.dtype, device=seen.device)
+            masks[kind] = mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)[:, None]
+        return masks if len(masks) > 1 else masks.popitem()[1]
 
 
-def _croppable_cache(model: Any, role: str) -> Any:
-    dynamic_cache = importlib.import_module("transformers").DynamicCache
-    cache = dynamic_cache(config=model.config)
-    # Layers that forget (sliding windows, linear attention) must be told to remember until they are cropped.
-    if hasattr(cache, "activate_past_recording"):
-        cache.activate_past_recording()
-    elif any(cache.is_sliding):
-        # Before transformers 5.17 they cannot be told; layers that keep everything give the same attention.
-        cache = dynamic_cache()
-    if not getattr(cache, "is_croppable", True):
+def _attention_kinds(config: Any) -> frozenset[str]:
+    """Return the kinds of the model's layers in transformers' words."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        return frozenset(kinds)
+    return frozenset([_SLIDING if getattr(config, "sliding_window", None) is not None else _FULL])
+
+
+def _check_cache(model: Any, kinds: frozenset[str], role: str) -> None:
+    unknown = sorted(kinds - {_FULL, _SLIDING, _CHUNKED})
+    if unknown or getattr(model, "_is_stateful", False) or getattr(model.config, "is_encoder_decoder", False):
+        what = " and ".join(unknown) or "a state or an encoder"
         raise ValueError(
-            f"{role}: expected a model whose key-value cache can be cropped, got {type(model).__name__} "
-            "with layers that cannot take tokens back"
+            f"{role}: expected a decoder of attention layers, whose cache can take tokens back, "
+            f"got {type(model).__name__} with {what}"
         )
-    return cache
+
+
+def _check_batch(model: Any, kinds: frozenset[str], parameters: Any, role: str) -> None:
+    """Raise ValueError where a model cannot read sequences of different lengths at their own positions."""
+    name = type(model).__name__
+    if _CHUNKED in kinds:
+        raise ValueError(f"{role}: expected full or sliding-window attention for a batch, got {name} with {_CHUNKED}")
+    missing = [argument for argument in ("attention_mask", "position_ids") if argument not in parameters]
+    if missing:
+        raise ValueError(f"{role}: expected a model that takes {' and '.join(missing)} for a batch, got {name}")
+    attention = getattr(model.config, "_attn_implementation", "eager")
+    if attention not in _MASKED_ATTENTION:
+        raise ValueError(
+            f"{role}: expected attention implementation {' or '.join(_MASKED_ATTENTION)} for a batch, got {attention}; "
+            "load the model with attn_implementation='sdpa'"
+        )
 
 
 def vocab_size(model: Any) -> int:
@@ -88,51 +170,3 @@ def vocab_size(model: Any) -> int:
         49152
     """
     return int(model.config.get_text_config().vocab_size)
-
-
-def skip_layers(model: Any, layers: Collection[int]) -> Any:
-    """Return the model without some of its decoder layers, sharing all its weights.
-
-    Args:
-        model: a `PreTrainedModel` whose decoder holds its layers in `layers`.
-        layers: which to leave out, 0..num_layers-1 each.
-
-    Raises:
-        ValueError: the layers do not exist, or none would be left, or the decoder is built otherwise.
-
-    Guarantees: no weight is copied, and the model given stays as it is.
-
-    Example:
-        >>> draft = skip_layers(target, [3, 17])  # doctest: +SKIP
-    """
-    num_layers = len(_decoder_layers(model))
-    unknown = sorted(set(layers) - set(range(num_layers)))
-    if unknown:
-        raise ValueError(f"skipped layers: expected numbers in 0..{num_layers - 1}, got {unknown}")
-    kept = [index for index in range(num_layers) if index not in set(layers)]
-    if not kept:
-        raise ValueError(f"skipped layers: expected at least one of {num_layers} layers to stay, got all of them")
-    # A deep copy in which every tensor stands for itself: new modules, the same weights.
-    shared = {id(tensor): tensor for tensor in itertools.chain(model.parameters(), model.buffers())}
-    shallow = copy.deepcopy(model, shared)
-    all_layers = _decoder_layers(shallow)
-    shallow.get_decoder().layers = torch.nn.ModuleList(all_layers[index] for index in kept)
-    for position, layer in enumerate(_decoder_layers(shallow)):
-        # The number under which a layer finds its part of the cache.
-        for module in layer.modules():
-            if hasattr(module, "layer_idx"):
-                setattr(module, "layer_idx", position)  # noqa: B010 - typed as a tensor or a module otherwise
-    config = shallow.config.get_text_config()
-    config.num_hidden_layers = len(kept)
-    if getattr(config, "layer_types", None) is not None:
-        config.layer_types = [config.layer_types[index] for index in kept]
-    return shallow
-
-
-def _decoder_layers(model: Any) -> torch.nn.ModuleList:
-    layers = getattr(model.get_decoder(), "layers", None)
-    if not isinstance(layers, torch.nn.ModuleList):
-        raise ValueError(
-            f"skipped layers: expected a model whose decoder has a ModuleList `layers`, got {type(model).__name__}"
-        )
-    return layers

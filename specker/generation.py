@@ -1,38 +1,42 @@
-"""The decode loop round the verifier, for Hugging Face causal language models.
+"""The decode loop round the verifier, for batches of prompts on Hugging Face causal language models.
 
-Each round drafts a block of tokens, reads it with one pass of the target, verifies it, and crops the caches of both
-models to what was kept. The first round reads the prompt and the first block in the same pass.
+Each round drafts a block of tokens for every sequence, reads the blocks with one pass of the target, verifies them, and
+takes back what was rejected. The first round reads the prompts and the first blocks in the same pass. Sequences accept
+different numbers of tokens; `specker.slot_cache` tells how their caches stay right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from specker import checks
-from specker.accounting import (
-    GenerationStats,
-    SequenceStats,
-    StageClock,
-    TokenBlock,
-    cut_at_eos,
-    token_kinds,
-)
+from specker.accounting import GenerationStats, SequenceStats, TokenBlock, cut_at_eos, token_kinds
+from specker.adjustments import allowed_operand
 from specker.cached_model import CachedModel, vocab_size
-from specker.drafts import Drafter, PromptLookup, SkipLayers, open_drafter
+from specker.decode import Decoder, Outcome
+from specker.drafts import Conditions, Continuations, Draft, EarlyExit, ModelDraft, PromptLookup, SkipLayers
+from specker.gamma import AutoGamma, Gamma, Policy, RoundRecord, open_policy
+from specker.model_drafter import open_drafter
+from specker.processors import Criterion, Processor, cut_where_stopped, one_each
+from specker.prompts import end_tokens, prompt_tokens
 from specker.sampling import Sampling
-from specker.status import Status, raise_for_bits
-from specker.verify import verify
+from specker.stages import StageClock, StageSeconds
 
-__all__ = ["Draft", "GenerationResult", "PromptLookup", "SkipLayers", "generate"]
-
-Draft = PromptLookup | SkipLayers | torch.nn.Module
-"""What can draft: a model with the target's vocabulary is a `PreTrainedModel`."""
-
-# A residual without mass is drawn from the target by the verifier: rounding, no fault of the caller's.
-_FAULTS = ~int(Status.DRAFT_TOKEN_PLACEHOLDER | Status.RESIDUAL_EMPTY)
+__all__ = [
+    "AutoGamma",
+    "Continuations",
+    "Draft",
+    "EarlyExit",
+    "Gamma",
+    "GenerationResult",
+    "ModelDraft",
+    "PromptLookup",
+    "SkipLayers",
+    "generate",
+]
 
 
 class GenerationResult(NamedTuple):
@@ -52,12 +56,16 @@ def generate(
     input_ids: torch.Tensor,
     *,
     attention_mask: torch.Tensor | None = None,
-    gamma: int = 4,
+    gamma: Gamma = 4,
     max_new_tokens: int = 128,
     temperature: float | torch.Tensor = 1.0,
     top_k: int | torch.Tensor = 0,
     top_p: float | torch.Tensor = 1.0,
     min_p: float | torch.Tensor = 0.0,
+    draft_sampling: Sampling | None = None,
+    allowed_tokens: torch.Tensor | None = None,
+    logits_processor: Processor | Sequence[Processor] | None = None,
+    stopping_criteria: Criterion | Sequence[Criterion] | None = None,
     seed: int | torch.Tensor | None = None,
     eos_token_id: int | Collection[int] | None = None,
     on_tokens: Callable[[TokenBlock], None] | None = None,
@@ -65,33 +73,45 @@ def generate(
     """Continue prompts by speculative decoding, with exactly the target's distribution.
 
     Equivalent to, in distribution (and token for token where the temperature is 0 and the target's logits do not
-    depend on how many tokens one pass reads)::
+    depend on how many tokens one pass reads), for each sequence by itself::
 
         target.generate(input_ids, do_sample=True, temperature=temperature, max_new_tokens=max_new_tokens)
 
     Args:
-        target: a `PreTrainedModel` in evaluation mode.
-        draft: a model with the same vocabulary, `SkipLayers(...)` or `PromptLookup(...)`.
-        input_ids: `(batch, length)` int64, the prompts; batch is 1 at present.
-        attention_mask: `(batch, length)` of 0 and 1, zeros on the left where a prompt is padded.
-        gamma: draft tokens a round, >= 0; 0 is plain decoding. A round never drafts more than can still be used.
-        max_new_tokens: >= 1; generation stops there exactly.
+        target: a `PreTrainedModel` in evaluation mode. For a batch its attention has to be sdpa or eager.
+        draft: a model with the same vocabulary, `ModelDraft(...)` for other models, `SkipLayers(...)`,
+            `EarlyExit(...)`, `PromptLookup(...)` or `Continuations(...)`.
+        input_ids: `(batch, length)` int64, the prompts.
+        attention_mask: `(batch, length)` of 0 and 1, zeros on the left where a prompt is padded; None is no padding.
+        gamma: draft tokens a round, >= 0; 0 is plain decoding. A number, one a sequence (a list or a `(batch,)` integer
+            tensor), a schedule called with a sequence's `SequenceStats` before each round, or "auto" (or `AutoGamma`),
+            the cost model's choice. A round never drafts more than can still be used.
+        max_new_tokens: >= 1; every sequence stops there exactly.
         temperature: >= 0, a number or a `(batch,)` tensor; 0 is greedy. The draft draws with the same parameters.
         top_k: as in `specker.verify`.
         top_p: as in `specker.verify`.
         min_p: as in `specker.verify`.
+        draft_sampling: the draft's own parameters where they shall differ.
+        allowed_tokens: `(batch, words)` int32 bit mask of the tokens a sequence may give, as in `specker.verify`.
+        logits_processor: a transformers `LogitsProcessorList`, applied before temperature and filters to every target
+            row (and draft row of the same vocabulary) with the tokens of its own sequence up to there, draft tokens
+            included and padding not: `(1, length)` ids and `(1, vocab)` float32 scores. One for all sequences, or a
+            plain list with one for each. It must depend on its arguments alone: rejected tokens are seen too.
+        stopping_criteria: a transformers `StoppingCriteriaList`, called behind every new token with `(1, length)` ids
+            without padding and None for the scores; a sequence stops with the token for which it is true. One for
+            all, or a plain list with one for each.
         seed: `(batch,)` int64, or an int s for seeds s + row, or None for seeds from torch's default generator.
         eos_token_id: one or several; None takes those of the target's generation config, `()` is none.
         on_tokens: called with each sequence's `TokenBlock` as soon as it is decided.
 
     Raises:
-        NotImplementedError: batch is above 1.
-        TypeError: input_ids is not an int64 tensor, or draft is no draft.
-        ValueError: an argument is out of range, or the vocabularies differ.
+        TypeError: input_ids is not an int64 tensor, or draft, gamma or a hook is of no kind listed here.
+        ValueError: an argument is out of range, or the vocabularies differ, or a model keeps no attention cache.
         InvalidInputError: a model returned NaN, infinity or nothing finite; no token of that round is emitted.
 
-    Guarantees: the tokens of a sequence depend on its seed and prompt alone; the last token of a sequence is an
-    end-of-sequence token if and only if one ended it.
+    Guarantees: the tokens of a sequence depend on its prompt, seed and parameters alone, not on its neighbours, as far
+    as the models' logits do (gamma "auto" measures time, and then only their distribution does not); a sequence that
+    ends with an end-of-sequence token ends with the first.
 
     Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding"; Chen et al. 2023,
     "Accelerating Large Language Model Decoding with Speculative Sampling".
@@ -101,113 +121,114 @@ def generate(
         >>> result.stats.tokens_per_target_pass  # doctest: +SKIP
         2.1
     """
-    sequences = _prompts(input_ids, attention_mask)
-    if gamma < 0:
-        raise ValueError(f"gamma: expected a number >= 0, got {gamma}")
+    sequences = prompt_tokens(input_ids, attention_mask)
+    batch, device = len(sequences), input_ids.device
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens: expected a number >= 1, got {max_new_tokens}")
-    sampling = Sampling(temperature, top_k, top_p, min_p)
-    # Bad parameters are told before the first pass of a model, not behind it.
-    checks.check_parameters(sampling, len(sequences), vocab_size(target), input_ids.device)
-    seeds = checks.seed_tensor(seed, len(sequences), input_ids.device)
-    clock = StageClock(input_ids.device)
-    cached_target, drafter = CachedModel(target, "target"), open_drafter(draft, target, sampling, seeds)
-    eos_token_ids = _eos_token_ids(target, eos_token_id)
-    counters = [SequenceStats() for _ in sequences]
+    policy = open_policy(gamma, batch)
+    conditions = Conditions(
+        Sampling(temperature, top_k, top_p, min_p),
+        checks.seed_tensor(seed, batch, device),
+        draft_sampling,
+        allowed_tokens,
+        one_each("logits_processor", logits_processor, batch),
+    )
+    _check_conditions(conditions, vocab_size(target))
+    clock = StageClock(device)
+    drafter = open_drafter(draft, target, batch)
+    decoder = Decoder(CachedModel(target, "target", batch), drafter, sequences, conditions, clock)
+    ends = _Ends(
+        end_tokens(target, eos_token_id),
+        one_each("stopping_criteria", stopping_criteria, batch),
+        max_new_tokens,
+        device,
+    )
     starts = [len(sequence) for sequence in sequences]
-    target_passes, active = 0, set(range(len(sequences)))
-    while active:
-        num_wanted = [min(gamma, max_new_tokens - stats.emitted - 1) for stats in counters]
-        with torch.no_grad():
-            rounds = _round(cached_target, drafter, sequences, num_wanted, sampling, seeds, clock)
-        target_passes += 1
-        for row, outcome in enumerate(rounds):
-            token_ids = cut_at_eos(outcome.token_ids, eos_token_ids)
-            block = TokenBlock(row, tuple(token_ids), token_kinds(len(token_ids), *outcome[1:]))
-            sequences[row].extend(token_ids)
-            counters[row].record(outcome.num_drafted, block.kinds)
-            if token_ids[-1] in eos_token_ids or counters[row].emitted == max_new_tokens:
-                active.remove(row)
-            if on_tokens is not None:
-                on_tokens(block)
+    counters = [SequenceStats() for _ in sequences]
+    target_passes = 0
+    with torch.no_grad():
+        while decoder.active:
+            _round(decoder, policy, sequences, counters, ends, clock, on_tokens)
+            target_passes += 1
     new_tokens = [
-        torch.tensor(sequence[start:], dtype=torch.int64, device=input_ids.device)
+        torch.tensor(sequence[start:], dtype=torch.int64, device=device)
         for sequence, start in zip(sequences, starts, strict=True)
     ]
-    return GenerationResult(new_tokens, GenerationStats(tuple(counters), target_passes, clock.seconds()), seeds)
+    stats = GenerationStats(tuple(counters), target_passes, clock.seconds(), tuple(policy.choices))
+    return GenerationResult(new_tokens, stats, conditions.seeds)
 
 
-class _Outcome(NamedTuple):
-    """What verification made of one sequence's draft."""
+class _Ends(NamedTuple):
+    """What ends a sequence."""
 
-    token_ids: list[int]
-    num_accepted: int
-    num_drafted: int
+    token_ids: frozenset[int]
+    criteria: list[Criterion] | None
+    max_new_tokens: int
+    device: torch.device
+
+    def cut(
+        self, number: int, sequence: Sequence[int], num_before: int, token_ids: list[int]
+    ) -> tuple[list[int], bool]:
+        """Return the tokens up to the end, if there is one among them, and whether there is."""
+        token_ids = cut_at_eos(token_ids, self.token_ids)
+        over = token_ids[-1] in self.token_ids or num_before + len(token_ids) >= self.max_new_tokens
+        if self.criteria is not None:
+            stop = cut_where_stopped(self.criteria[number], sequence, token_ids, self.device)
+            if stop > 0:
+                return token_ids[:stop], True
+        return token_ids, over
 
 
 def _round(
-    target: CachedModel,
-    drafter: Drafter,
-    sequences: list[list[int]],
-    num_wanted: list[int],
-    sampling: Sampling,
-    seeds: torch.Tensor,
+    decoder: Decoder,
+    policy: Policy,
+    sequences: Sequence[list[int]],
+    counters: Sequence[SequenceStats],
+    ends: _Ends,
     clock: StageClock,
-) -> list[_Outcome]:
-    """Draft, read, verify and crop once; the host waits for the device a single time, for the outcome."""
-    with clock.stage("draft"):
-        proposal = drafter.propose(sequences, num_wanted)
-    with clock.stage("target"):
-        gamma = proposal.token_ids.shape[1]
-        unread = torch.tensor([sequence[target.num_cached :] for sequence in sequences], device=seeds.device)
-        # No embedding takes the -1 that stands for a draft token that is missing.
-        draft_inputs = proposal.token_ids.clamp(min=0)
-        target_logits = target.advance(torch.cat([unread, draft_inputs], dim=1), num_logits=gamma + 1)
-    with clock.stage("verify"):
-        result = verify(
-            proposal.token_ids,
-            target_logits,
-            proposal.logits,
-            num_draft_tokens=proposal.num_draft_tokens,
-            draft_receipt=proposal.receipt,
-            seed=seeds,
-            position=torch.tensor([len(sequence) for sequence in sequences], device=seeds.device),
-            **sampling._asdict(),
-        )
-        counts = (result.num_accepted, proposal.num_draft_tokens, result.num_emitted)
-        status = result.status | proposal.status
-        table = torch.cat([torch.stack([*counts, status], dim=1), result.token_ids], dim=1).tolist()
-        if any(row[3] & _FAULTS for row in table):
-            raise_for_bits(status, _FAULTS)
-    kept = [len(sequence) + row[0] for sequence, row in zip(sequences, table, strict=True)]
-    target.keep(min(kept))
-    drafter.keep(kept)
-    return [_Outcome(row[4 : 4 + row[2]], row[0], row[1]) for row in table]
+    on_tokens: Callable[[TokenBlock], None] | None,
+) -> None:
+    """Run one round, append and count what it gives, and let go of the sequences that end."""
+    active = decoder.active
+    wanted = policy.choose(active, [counters[number] for number in active])
+    room = [ends.max_new_tokens - counters[number].emitted - 1 for number in active]
+    reads_prompt = counters[active[0]].rounds == 0
+    # Reading the clock makes the host wait for a GPU.
+    before = clock.seconds() if policy.measures else None
+    outcomes = decoder.round(list(map(min, wanted, room)))
+    if before is not None:
+        policy.observe(_record(active, outcomes, before, clock.seconds(), reads_prompt=reads_prompt))
+    going_on = []
+    for row, (number, outcome) in enumerate(zip(active, outcomes, strict=True)):
+        token_ids, over = ends.cut(number, sequences[number], counters[number].emitted, outcome.token_ids)
+        kinds = token_kinds(len(token_ids), outcome.num_accepted, outcome.num_drafted)
+        sequences[number].extend(token_ids)
+        counters[number].record(outcome.num_drafted, kinds, outcome.accept_probs)
+        going_on += [] if over else [row]
+        if on_tokens is not None:
+            on_tokens(TokenBlock(number, tuple(token_ids), kinds))
+    decoder.retain(going_on)
 
 
-def _prompts(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[list[int]]:
-    """Return the tokens of each prompt without its padding."""
-    checks.check_tensor("input_ids", input_ids, (None, None), (torch.int64,), None)
-    batch, length = input_ids.shape
-    if batch != 1:
-        raise NotImplementedError(f"input_ids: expected a batch of 1 sequence, got {batch}; call generate for each")
-    if attention_mask is None:
-        attention_mask = torch.ones_like(input_ids)
-    checks.check_tensor("attention_mask", attention_mask, (batch, length), (torch.int64, torch.int32, torch.bool), None)
-    prompts = []
-    for tokens, mask in zip(input_ids.tolist(), attention_mask.tolist(), strict=True):
-        num_tokens = sum(map(bool, mask))
-        if not all(mask[length - num_tokens :]):
-            raise ValueError("attention_mask: expected zeros on the left only, got zeros behind a one")
-        if num_tokens == 0:
-            raise ValueError("input_ids: expected prompts of at least one token, got an empty one")
-        prompts.append(tokens[length - num_tokens :])
-    return prompts
+def _record(
+    active: Sequence[int],
+    outcomes: Sequence[Outcome],
+    before: StageSeconds,
+    after: StageSeconds,
+    *,
+    reads_prompt: bool,
+) -> RoundRecord:
+    pass_seconds = after.target + after.verify - before.target - before.verify
+    accept_probs = [outcome.accept_probs for outcome in outcomes]
+    return RoundRecord(active, accept_probs, after.draft - before.draft, pass_seconds, reads_prompt)
 
 
-def _eos_token_ids(target: Any, eos_token_id: int | Collection[int] | None) -> frozenset[int]:
-    if eos_token_id is None:
-        eos_token_id = target.generation_config.eos_token_id
-    if eos_token_id is None:
-        return frozenset()
-    return frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id)
+def _check_conditions(conditions: Conditions, vocab: int) -> None:
+    """Tell of bad parameters before the first pass of a model, not behind it."""
+    batch, device = len(conditions.seeds), conditions.seeds.device
+    checks.check_parameters(conditions.sampling, batch, vocab, device)
+    if conditions.draft_sampling is not None:
+        checks.check_parameters(conditions.draft_sampling, batch, vocab, device, "draft ")
+    if conditions.allowed_tokens is not None:
+        checks.check_tensor("allowed_tokens", conditions.allowed_tokens, (batch, None), (torch.int32,), device)
+        allowed_operand("allowed_tokens", conditions.allowed_tokens, batch, 1, vocab, flat=False, device=device)

@@ -12,17 +12,17 @@ import torch
 from specker.accounting import GenerationStats
 from specker.cached_model import CachedModel, vocab_size
 from specker.checks import check_parameters
+from specker.decode import FAULTS
 from specker.distribution import distribution
-from specker.drafts import open_drafter
+from specker.drafts import Conditions, Proposal
 from specker.generation import Draft, GenerationResult, generate
+from specker.model_drafter import open_drafter
 from specker.rounds import VerifyResult
 from specker.sampling import Sampling
-from specker.status import Status, raise_for_bits
+from specker.status import raise_for_bits
 from specker.theory import BestGamma, best_gamma, break_even, expected_tokens, speedup
 from specker.verify import verify
 
-# A residual without mass is rounding between two equal rows, no fault of the models.
-_FAULTS = ~int(Status.DRAFT_TOKEN_PLACEHOLDER | Status.RESIDUAL_EMPTY)
 _REPEATS = 15
 _PREFILL_REPEATS = 2
 
@@ -167,25 +167,27 @@ def measure_overlap(
     reached, survived = torch.zeros(gamma, dtype=torch.float64), torch.zeros(gamma, dtype=torch.float64)
     for row, prompt in enumerate(prompts):
         seeds = torch.tensor([seed + row], device=prompt.device)
-        cached, drafter = CachedModel(target, "target"), open_drafter(draft, target, sampling, seeds)
+        cached, drafter = CachedModel(target, "target"), open_drafter(draft, target, 1)
         sequence = prompt[0].tolist()
+        conditions = Conditions(sampling, seeds)
         while len(sequence) < prompt.shape[1] + max_new_tokens:
-            proposal = drafter.propose([sequence], [gamma])
+            proposal = drafter.propose([sequence], [gamma], conditions)
             drafted = proposal.token_ids.shape[1]
             # No embedding takes the -1 of a draft token that could not be drawn; its status ends the round in words.
-            unread = sequence[cached.num_cached :] + proposal.token_ids[0].clamp(min=0).tolist()
-            rows = cached.advance(torch.tensor([unread], device=prompt.device), num_logits=drafted + 1)
+            block = proposal.token_ids.clamp(min=0)
+            rows = cached.advance([sequence[cached.lengths[0] :]], block, num_logits=drafted + 1)
             result = verify(
                 proposal.token_ids, rows, proposal.logits, draft_receipt=proposal.receipt, seed=seeds,
-                position=len(sequence), return_accept_probs=True, **sampling._asdict(),
+                position=len(sequence), draft_to_target_ids=proposal.draft_to_target_ids, return_accept_probs=True,
+                **sampling._asdict(),
             )  # fmt: skip
-            raise_for_bits(result.status | proposal.status, _FAULTS)
-            arrives, overlaps = _round_acceptance(rows, proposal.logits, result, sampling)
+            raise_for_bits(result.status | proposal.status, FAULTS)
+            arrives, overlaps = _round_acceptance(rows, proposal, result, sampling)
             reached += torch.nn.functional.pad(arrives, (0, gamma - len(arrives)))
             survived[:drafted] += arrives[:drafted] * overlaps
             emitted = result.token_ids[0, : result.num_emitted[0]].tolist()
             sequence += emitted
-            cached.keep(len(sequence) - 1)
+            cached.keep([len(sequence) - 1])
             drafter.keep([len(sequence) - 1])
             if ends.intersection(emitted):
                 break
@@ -193,16 +195,17 @@ def measure_overlap(
 
 
 def _round_acceptance(
-    rows: torch.Tensor, draft_rows: torch.Tensor | None, result: VerifyResult, sampling: Sampling
+    rows: torch.Tensor, proposal: Proposal, result: VerifyResult, sampling: Sampling
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return with which probability a round arrives at each position, and the overlap of the rows there."""
     chances = torch.as_tensor(result.accept_probs)[0].double().cpu()
     arrives = torch.cat([torch.ones(1, dtype=torch.float64), chances.cumprod(0)])
-    if draft_rows is None:
+    # Without rows in the target's columns, a token's own chance stands for the overlap, which is its mean.
+    if proposal.logits is None or proposal.draft_to_target_ids is not None:
         return arrives, chances
     parameters = check_parameters(sampling, 1, rows.shape[-1], rows.device)
     target_law, draft_law = (
-        distribution(part, *parameters, is_probs=False).probs for part in (rows[:, :-1], draft_rows)
+        distribution(part, *parameters, is_probs=False).probs for part in (rows[:, :-1], proposal.logits)
     )
     return arrives, torch.minimum(target_law, draft_law).sum(-1)[0].cpu()
 
@@ -216,13 +219,13 @@ def measure_costs(target: Any, draft: Draft, prompt: torch.Tensor, gamma: int, s
         0.12
     """
     seeds = torch.tensor([seed], device=prompt.device)
-    cached, drafter = CachedModel(target, "target"), open_drafter(draft, target, sampling, seeds)
-    cached.advance(prompt, num_logits=1)
-    num_cached, sequence = cached.num_cached, prompt[0].tolist()
-    tokens = torch.full((1, gamma + 1), sequence[-1], device=prompt.device)
+    conditions, sequence = Conditions(sampling, seeds), prompt[0].tolist()
+    cached, drafter = CachedModel(target, "target"), open_drafter(draft, target, 1)
+    cached.advance([sequence])
+    tokens = torch.full((1, gamma), sequence[-1], device=prompt.device)
 
     def read_and_verify(num_drafted: int) -> None:
-        rows = cached.advance(tokens[:, : num_drafted + 1], num_logits=num_drafted + 1)
+        rows = cached.advance([sequence[-1:]], tokens[:, :num_drafted], num_logits=num_drafted + 1)
         verify(tokens[:, :num_drafted], rows, rows[:, :num_drafted], seed=seeds, **sampling._asdict())
 
     target_times: list[list[float]] = [[] for _ in range(gamma + 1)]
@@ -231,9 +234,9 @@ def measure_costs(target: Any, draft: Draft, prompt: torch.Tensor, gamma: int, s
     for repeat in range(_REPEATS + 1):
         for num_drafted, times in enumerate(target_times):
             seconds = _seconds(lambda: read_and_verify(num_drafted), prompt.device)  # noqa: B023
-            cached.keep(num_cached)
+            cached.keep([len(sequence)])
             times += [seconds] if repeat else []
-        seconds = _seconds(lambda: drafter.propose([sequence], [gamma]), prompt.device)
+        seconds = _seconds(lambda: drafter.propose([sequence], [gamma], conditions), prompt.device)
         drafter.keep([len(sequence) - 1])
         draft_times += [seconds / gamma] if repeat else []
     return Costs([statistics.median(times) for times in target_times], statistics.median(draft_times))

@@ -15,9 +15,10 @@ from typer.testing import CliRunner, Result
 
 import specker
 from specker import cli_report, embedded, models
-from specker.accounting import GenerationStats, SequenceStats, StageSeconds, TokenBlock, TokenKind
+from specker.accounting import GenerationStats, SequenceStats, TokenBlock, TokenKind
 from specker.cli import app
 from specker.packages import ModelUnavailableError
+from specker.stages import StageSeconds
 
 from . import tiny_models
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specker.cached_model import skip_layers
-from specker.drafts import LookupDrafter, PromptLookup
+from specker.drafts import PromptLookup
+from specker.layers import skip_layers
+from specker.lookup import LookupDrafter
 
 from . import tiny_models
 
@@ -45,7 +46,7 @@ def test_lookup_copies_what_followed(sequence: list[int], num_wanted: int, expec
     drafter = LookupDrafter(PromptLookup(), batch=1, device=torch.device("cpu"))
     proposal = drafter.propose([sequence], [num_wanted])
     assert proposal.token_ids.tolist() == [expected]
-    assert proposal.num_draft_tokens.tolist() == [len(expected)]
+    assert list(proposal.num_tokens) == [len(expected)]
 
 
 def test_lookup_in_steps_equals_lookup_at_once() -> None:

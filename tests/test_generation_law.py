@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import specker
-from specker import drafts
+from specker import drafts, model_drafter
 from specker.generation import PromptLookup, SkipLayers, generate
 
 from . import laws, tiny_models
@@ -64,14 +64,14 @@ def test_the_loop_has_the_law_of_the_target(draft: str) -> None:
 
 
 def test_the_test_has_power_against_a_draft_at_another_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Misreported(drafts.ModelDrafter):
+    class Misreported(model_drafter.ModelDrafter):
         """Says that it drew at half the temperature it drew at."""
 
         def propose(self, *arguments: Any) -> drafts.Proposal:
             proposal = super().propose(*arguments)
             return proposal._replace(logits=None if proposal.logits is None else 2 * proposal.logits, receipt=None)
 
-    monkeypatch.setattr(drafts, "ModelDrafter", Misreported)
+    monkeypatch.setattr(model_drafter, "ModelDrafter", Misreported)
     assert smallest_p_value(DRAFTS["model"]) < ERROR_RATE / 2
 
 
@@ -79,5 +79,5 @@ def test_the_test_has_power_against_positions_that_stand_still(monkeypatch: pyte
     def repeating(*arguments: Any, **options: Any) -> Any:
         return specker.verify(*arguments, **{**options, "position": 0})
 
-    monkeypatch.setattr("specker.generation.verify", repeating)
+    monkeypatch.setattr("specker.decode.verify", repeating)
     assert smallest_p_value(DRAFTS["lookup"]) < ERROR_RATE / 2
