@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from specker.integrations.transformers.acceptance import AcceptanceCounts, accelerate
+from specker.integrations.transformers.decoding import SpeculativeGenerate, speculative
 
-__all__ = ["AcceptanceCounts", "accelerate"]
+__all__ = ["AcceptanceCounts", "SpeculativeGenerate", "accelerate", "speculative"]
