@@ -105,8 +105,8 @@ class SpeculativeGenerate:
         installed_version()
         batch, width = input_ids.shape
         check_config(generation_config)
-        check_cache(model_kwargs)
         attention_mask = check_model_inputs(model, input_ids, model_kwargs)
+        check_cache(model_kwargs)
         padding = _padding(input_ids, attention_mask)
         sampling, processors = split_processors(logits_processor, padding, generation_config.do_sample)
         ends = split_criteria(stopping_criteria, padding, self._stop_string_criteria(stop_strings))
