@@ -1,0 +1,224 @@
+"""`rejection_sample` of vLLM's first runner: rows of all requests behind one another, bonus tokens drawn elsewhere.
+
+The target rows come without bonus rows, so no view of them has the shape of a round. Each position is verified as a
+round of its own, one draft token whose bonus row is the row it has (a view with stride 0, its token is thrown away),
+and the rounds of a request are strung together: the random numbers and the tokens are those of one long round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+
+from specker import checks
+from specker.integrations.vllm.refusals import refuse_other_rules
+from specker.rounds import VerifyResult
+from specker.sampling import GREEDY_TEMPERATURE
+from specker.verify import verify
+
+PLACEHOLDER_TOKEN_ID = -1
+"""vLLM's name for what stands behind the tokens of a request."""
+_REALS = (torch.float32, torch.float64)
+_SEEDS = (-(1 << 63), (1 << 63) - 1)
+
+
+class SamplingMetadata(Protocol):
+    """The fields of vLLM's `SamplingMetadata` that the adapter reads."""
+
+    temperature: torch.Tensor | None
+    all_greedy: bool
+    all_random: bool
+    generators: Mapping[int, torch.Generator]
+
+
+def rejection_sample(
+    draft_token_ids: torch.Tensor,
+    num_draft_tokens: Sequence[int],
+    max_spec_len: int,
+    cu_num_draft_tokens: torch.Tensor,
+    draft_probs: torch.Tensor | None,
+    target_logits: torch.Tensor,
+    bonus_token_ids: torch.Tensor,
+    sampling_metadata: SamplingMetadata,
+    synthetic_mode: bool = False,
+    synthetic_conditional_rates: torch.Tensor | None = None,
+    use_fp64_gumbel: bool = False,  # noqa: ARG001 (every draw here has 53 bits)
+    fly_window_size: int | None = None,
+    fly_entropy_threshold: float | None = None,  # noqa: ARG001 (refused with fly_window_size)
+    fly_entropy_top_k: int = 3,  # noqa: ARG001 (likewise)
+    *,
+    output_status: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Verify a batch as `vllm.v1.sample.rejection_sampler.rejection_sample` does.
+
+    Equivalent to, for the rows of one request that samples::
+
+        result = specker.verify(drafts, rows_and_bonus_row, draft_probs=draft_rows, temperature=1.0)
+
+    with the token in `bonus_token_ids` in place of the bonus token.
+
+    Args:
+        draft_token_ids: `(total,)` int32 or int64; -1 is a placeholder that is always rejected.
+        num_draft_tokens: the length of every request, 0..max_spec_len, on the host.
+        max_spec_len: fixes the width of the result.
+        cu_num_draft_tokens: `(batch,)` int32 or int64 running totals of the lengths, without a leading 0.
+        draft_probs: `(total, vocab)` probabilities that the draft tokens were drawn from; None: n-gram lookup and
+            arg-max drafts.
+        target_logits: `(total, vocab)` float32, bfloat16 or float16, processed: vLLM has applied temperature and
+            filters to them.
+        bonus_token_ids: `(batch, 1)` or `(batch,)`, for the requests that keep all their drafts.
+        sampling_metadata: vLLM's; read are temperature (below 1e-5 is greedy), all_greedy, all_random and generators.
+            A request with a generator and drafts takes one 64-bit seed from it; the others get seeds from torch's
+            default generator.
+        synthetic_mode, synthetic_conditional_rates, fly_window_size, fly_entropy_threshold, fly_entropy_top_k: other
+            acceptance rules, refused.
+        use_fp64_gumbel: of no effect: every draw has 53 bits.
+        output_status: `(batch,)` int32, into which the bits of `specker.Status` are or-ed. vLLM has no such argument.
+
+    Returns:
+        `(batch, max_spec_len + 1)` int32: kept drafts, a recovered or bonus token, -1 behind it. A target row that
+        holds NaN emits nothing: -1 stands there and behind it.
+
+    Raises:
+        TypeError, ValueError: an argument has the wrong rank, shape, dtype or device.
+        NotImplementedError: a rule that gives up the target's distribution was asked for.
+
+    Guarantees: a request's tokens depend on its own rows and its own generator alone, wherever it stands in the batch;
+        no vocabulary-sized tensor is copied or allocated. Rows behind a rejection are read too.
+
+    Source: Leviathan et al. 2023, algorithm 1; `vllm/v1/sample/rejection_sampler.py` of vLLM 0.33.0.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> greedy = SimpleNamespace(temperature=None, all_greedy=True, all_random=False, generators={})
+        >>> logits = torch.tensor([[0.0, 9.0], [9.0, 0.0]])
+        >>> rejection_sample(
+        ...     torch.tensor([1, 1]), [1, 1], 1, torch.tensor([1, 2]), None, logits, torch.tensor([[7], [8]]), greedy
+        ... )
+        tensor([[ 1,  7],
+                [ 0, -1]], dtype=torch.int32)
+    """
+    refuse_other_rules(
+        synthetic_mode=synthetic_mode,
+        synthetic_conditional_rates=synthetic_conditional_rates,
+        fly_window_size=fly_window_size,
+    )
+    target = checks.check_rows("target_logits", target_logits, (None, None), None)
+    device, total, batch = target.device, target.shape[0], len(num_draft_tokens)
+    checks.check_index("draft_token_ids", draft_token_ids, (total,), device)
+    checks.check_index("cu_num_draft_tokens", cu_num_draft_tokens, (batch,), device)
+    _check_lengths(num_draft_tokens, max_spec_len, total)
+    bonus = _bonus_column(bonus_token_ids, batch, device)
+    if draft_probs is not None:
+        checks.check_rows("draft_probs", draft_probs, target.shape, device)
+    if output_status is not None:
+        checks.check_tensor("output_status", output_status, (batch,), (torch.int32,), device)
+    if total == 0:
+        return torch.nn.functional.pad(bonus.int(), (0, max_spec_len), value=-1)
+    places = _places(cu_num_draft_tokens, batch, max_spec_len, total)
+    temperature, seed, position = _draws(sampling_metadata, num_draft_tokens, places)
+    result = verify(
+        draft_token_ids.unsqueeze(1),
+        target.unsqueeze(1).expand(-1, 2, -1),
+        draft_probs=None if draft_probs is None else draft_probs.unsqueeze(1),
+        temperature=temperature,
+        seed=seed,
+        position=position,
+    )
+    return _strung_together(result, places, bonus, output_status)
+
+
+class _Places(NamedTuple):
+    """Where each row stands in its request; the tensors are None where all lengths are `width`."""
+
+    batch: int
+    width: int
+    device: torch.device
+    sequence: torch.Tensor | None = None
+    step: torch.Tensor | None = None
+    length: torch.Tensor | None = None
+
+    def spread(self, values: torch.Tensor) -> torch.Tensor:
+        """Return `(total,)` values from one a request."""
+        if self.sequence is None:
+            return values.unsqueeze(1).expand(self.batch, self.width).reshape(-1)
+        return values[self.sequence]
+
+    def table(self, values: torch.Tensor, padding: int) -> torch.Tensor:
+        """Return `(batch, width)` values from one a row."""
+        if self.sequence is None or self.step is None:
+            return values.view(self.batch, self.width)
+        padded = values.new_full((self.batch, self.width), padding)
+        padded[self.sequence, self.step] = values
+        return padded
+
+
+def _places(cu_num_draft_tokens: torch.Tensor, batch: int, width: int, total: int) -> _Places:
+    device = cu_num_draft_tokens.device
+    # No length exceeds the width, so this many rows leave no room for a shorter one.
+    if total == batch * width:
+        return _Places(batch, width, device)
+    rows = torch.arange(total, device=device)
+    ends = cu_num_draft_tokens.long()
+    sequence = torch.searchsorted(ends, rows, right=True)
+    length = ends.diff(prepend=ends.new_zeros(1))
+    return _Places(batch, width, device, sequence, rows - (ends - length)[sequence], length)
+
+
+def _draws(
+    metadata: SamplingMetadata, num_draft_tokens: Sequence[int], places: _Places
+) -> tuple[float | torch.Tensor, int | torch.Tensor | None, torch.Tensor | None]:
+    """Return temperature (0 or 1: the rows are tempered already), seed and position of every row."""
+    if metadata.all_greedy:
+        return 0.0, 0, None
+    temperature: float | torch.Tensor = 1.0
+    if not metadata.all_random:
+        given = checks.check_tensor(
+            "sampling_metadata.temperature", metadata.temperature, (places.batch,), _REALS, places.device
+        )
+        temperature = places.spread(given.ge(GREEDY_TEMPERATURE).float())
+    if not metadata.generators:
+        return temperature, None, None
+    seeds = torch.randint(*_SEEDS, (places.batch,), device=places.device)
+    for sequence, generator in metadata.generators.items():
+        if num_draft_tokens[sequence]:
+            seeds[sequence].random_(*_SEEDS, generator=generator)
+    position = places.step
+    if position is None:
+        position = torch.arange(places.width, device=places.device).repeat(places.batch)
+    return temperature, places.spread(seeds), position
+
+
+def _strung_together(
+    result: VerifyResult, places: _Places, bonus: torch.Tensor, output_status: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the tokens of every request from rounds of one draft token each."""
+    kept = places.table(result.num_accepted, 0).cumprod(1)
+    reached = torch.nn.functional.pad(kept, (1, 0), value=1)
+    tokens = torch.cat((places.table(result.token_ids.select(1, 0), PLACEHOLDER_TOKEN_ID), bonus), dim=1)
+    if places.length is not None:
+        tokens.scatter_(1, places.length.unsqueeze(1), bonus.to(tokens.dtype))
+    if output_status is not None:
+        status = places.table(result.status, 0) * reached[:, :-1]
+        for column in status.unbind(1):
+            output_status |= column.int()
+    return tokens.masked_fill_(reached == 0, PLACEHOLDER_TOKEN_ID).int()
+
+
+def _check_lengths(num_draft_tokens: Sequence[int], max_spec_len: int, total: int) -> None:
+    if sum(num_draft_tokens) != total:
+        raise ValueError(
+            f"num_draft_tokens: expected a sum of {total}, the rows of target_logits, got {sum(num_draft_tokens)}"
+        )
+    if num_draft_tokens and not 0 <= min(num_draft_tokens) <= max(num_draft_tokens) <= max_spec_len:
+        raise ValueError(
+            f"num_draft_tokens: expected lengths in 0..max_spec_len = {max_spec_len}, got "
+            f"{min(num_draft_tokens)}..{max(num_draft_tokens)}"
+        )
+
+
+def _bonus_column(bonus_token_ids: torch.Tensor, batch: int, device: torch.device) -> torch.Tensor:
+    shape = (batch, 1) if isinstance(bonus_token_ids, torch.Tensor) and bonus_token_ids.dim() == 2 else (batch,)
+    return checks.check_index("bonus_token_ids", bonus_token_ids, shape, device).reshape(batch, 1)
