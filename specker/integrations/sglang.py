@@ -1,0 +1,249 @@
+"""SGLang's chain verify functions, under their signatures; nothing of SGLang is imported.
+
+Both write into the caller's tensors. Slot 0 of a request is the token that its drafts follow; `retrive_index` (SGLang's
+spelling) says where in `predicts` a slot writes the token that follows it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from specker import checks
+from specker.verify import verify_from_probs
+
+_INDEX_DTYPES = (torch.int32, torch.int64)
+_COIN_DTYPES = (torch.float32, torch.float64)
+
+
+def chain_speculative_sampling_triton(
+    predicts: torch.Tensor,
+    accept_index: torch.Tensor,
+    accept_token_num: torch.Tensor,
+    candidates: torch.Tensor,
+    retrive_index: torch.Tensor,
+    retrive_next_token: torch.Tensor | None,
+    retrive_next_sibling: torch.Tensor | None,
+    uniform_samples: torch.Tensor,
+    uniform_samples_for_final_sampling: torch.Tensor,
+    target_probs: torch.Tensor,
+    draft_probs: torch.Tensor,
+    threshold_single: float = 1.0,
+    threshold_acc: float = 1.0,
+    deterministic: bool = True,  # noqa: ARG001 (every result is)
+    *,
+    block_verification: bool = False,
+    output_status: torch.Tensor | None = None,
+) -> None:
+    """Verify chains of draft tokens as SGLang's function of this name does.
+
+    Equivalent to `specker.verify_from_probs(candidates[:, 1:], target_probs, draft_probs, uniforms=...)` with the
+    acceptance uniforms from `uniform_samples` and the emission uniform from `uniform_samples_for_final_sampling`.
+
+    Args:
+        predicts: int32 or int64, written: at `retrive_index` of each kept slot the token that follows it.
+        accept_index: `(batch, >= slots)` int32 or int64, written: `retrive_index` of the kept slots, then -1.
+        accept_token_num: `(batch,)` int32 or int64, written: draft tokens kept.
+        candidates: `(batch, slots)` int32 or int64, slot 0 the root, then the draft tokens; -1 is always rejected.
+        retrive_index: `(batch, slots)` int32 or int64, distinct indices into `predicts`.
+        retrive_next_token: `(batch, slots)` the child of a slot in its request, -1 for none; None: a full chain.
+        retrive_next_sibling: `(batch, slots)` the next child of the same parent, -1 for none; None: no siblings.
+        uniform_samples: `(batch, >= slots - 1)` float32 or float64 in [0, 1), one an acceptance.
+        uniform_samples_for_final_sampling: `(batch,)` likewise, for the recovered or bonus token.
+        target_probs: `(batch, slots, vocab)` float32, bfloat16 or float16, read where it lies.
+        draft_probs: `(batch, >= slots - 1, vocab)` likewise.
+        threshold_single, threshold_acc: 1.0, SGLang's way to leave out lossy acceptance.
+        deterministic: of no effect, every result is.
+        block_verification: another acceptance rule, refused.
+        output_status: `(batch,)` int32, into which the bits of `specker.Status` are or-ed. SGLang has no such
+            argument.
+
+    Raises:
+        TypeError, ValueError: an argument has the wrong rank, shape, dtype or device; a uniform outside [0, 1).
+        NotImplementedError: a slot has two children, or another acceptance rule was asked for. On a GPU, where links
+            are not looked at from the host, such a request keeps nothing and emits -1, with a status bit.
+
+    Guarantees: those of `specker.verify_from_probs`; the whole of `accept_index` is written. A request without a valid
+        target row has -1 where its token would stand.
+
+    Source: Chen et al. 2023, algorithm 2; `sglang/kernels/ops/speculative/reject_sampling.py` of SGLang 0.5.23.
+
+    Example:
+        >>> predicts, accept_index = torch.zeros(2, dtype=torch.int32), torch.zeros(1, 2, dtype=torch.int32)
+        >>> kept = torch.zeros(1, dtype=torch.int32)
+        >>> target_probs = torch.tensor([[[0.0, 1.0], [1.0, 0.0]]])
+        >>> chain_speculative_sampling_triton(
+        ...     predicts, accept_index, kept, torch.tensor([[7, 1]]), torch.tensor([[0, 1]]), None, None,
+        ...     torch.tensor([[0.3]]), torch.tensor([0.6]), target_probs, target_probs[:, :1],
+        ... )
+        >>> predicts.tolist(), accept_index.tolist(), kept.tolist()
+        ([1, 0], [[0, 1]], [1])
+    """  # fmt: skip
+    for name, threshold in (("threshold_single", threshold_single), ("threshold_acc", threshold_acc)):
+        if threshold != 1.0:
+            raise NotImplementedError(
+                f"{name}: expected 1.0, got {threshold}: other values give up the target's distribution"
+            )
+    if block_verification:
+        raise NotImplementedError("block_verification: expected False, got True: specker verifies token by token")
+    target = checks.check_rows("target_probs", target_probs, (None, None, None), None)
+    batch, slots, vocab = target.shape
+    device = target.device
+    outputs = _outputs(predicts, accept_index, accept_token_num, retrive_index, (batch, slots), device)
+    checks.check_index("candidates", candidates, (batch, slots), device)
+    draft = checks.check_rows("draft_probs", draft_probs, (batch, None, vocab), device)
+    if draft.shape[1] < slots - 1:
+        raise ValueError(f"draft_probs: expected at least {slots - 1} rows a request, got {draft.shape[1]}")
+    if accept_index.shape[1] < slots:
+        raise ValueError(f"accept_index: expected at least {slots} columns, got {accept_index.shape[1]}")
+    length = _chain_lengths(retrive_next_token, retrive_next_sibling, (batch, slots), device)
+    result = verify_from_probs(
+        candidates[:, 1:],
+        target,
+        draft[:, : slots - 1],
+        num_draft_tokens=length,
+        uniforms=_uniforms(uniform_samples, uniform_samples_for_final_sampling, batch, slots, device),
+    )
+    _write(outputs, result.token_ids, result.num_accepted)
+    if output_status is not None:
+        checks.check_tensor("output_status", output_status, (batch,), (torch.int32,), device)
+        output_status |= result.status
+
+
+def verify_tree_greedy(
+    predicts: torch.Tensor,
+    accept_index: torch.Tensor,
+    accept_token_num: torch.Tensor,
+    candidates: torch.Tensor,
+    retrive_index: torch.Tensor,
+    retrive_next_token: torch.Tensor | None,
+    retrive_next_sibling: torch.Tensor | None,
+    target_predict: torch.Tensor,
+) -> None:
+    """Keep the draft tokens that the target's arg-max agrees with, as SGLang's function of this name, for chains.
+
+    Args:
+        predicts, accept_token_num, candidates, retrive_index, retrive_next_token, retrive_next_sibling: as in
+            `chain_speculative_sampling_triton`.
+        accept_index: `(batch, width)` int32 or int64, written; at most width - 1 draft tokens are kept.
+        target_predict: `(batch, slots)` int32 or int64, the target's arg-max behind each slot. It is read at
+            `retrive_index`, across requests, as SGLang does.
+
+    Raises:
+        TypeError, ValueError: an argument has the wrong rank, shape, dtype or device.
+        NotImplementedError: a slot has two children; on a GPU such a request keeps nothing and emits -1.
+
+    Guarantees: integers only, no host synchronisation on a GPU; the whole of `accept_index` is written.
+
+    Source: Leviathan et al. 2023, algorithm 1 at temperature 0; `spec_tree.py` of SGLang 0.5.23.
+
+    Example:
+        >>> predicts, accept_index = torch.zeros(2, dtype=torch.int32), torch.zeros(1, 2, dtype=torch.int32)
+        >>> kept = torch.zeros(1, dtype=torch.int32)
+        >>> slots = torch.tensor([[0, 1]])
+        >>> verify_tree_greedy(
+        ...     predicts, accept_index, kept, torch.tensor([[7, 4]]), slots, None, None, torch.tensor([[5, 6]])
+        ... )
+        >>> predicts.tolist(), accept_index.tolist(), kept.tolist()
+        ([5, 0], [[0, -1]], [0])
+    """
+    checks.check_tensor("candidates", candidates, (None, None), _INDEX_DTYPES, None)
+    shape, device = (candidates.shape[0], candidates.shape[1]), candidates.device
+    outputs = _outputs(predicts, accept_index, accept_token_num, retrive_index, shape, device)
+    checks.check_index("target_predict", target_predict, shape, device)
+    steps = min(accept_index.shape[1], shape[1]) - 1
+    tokens = target_predict.flatten()[retrive_index].long()[:, : steps + 1]
+    kept = candidates[:, 1 : steps + 1] == tokens[:, :steps]
+    length = _chain_lengths(retrive_next_token, retrive_next_sibling, shape, device)
+    if length is not None:
+        kept &= torch.arange(steps, device=device) < length.unsqueeze(1)
+        tokens = torch.where(length.unsqueeze(1) < 0, -1, tokens)
+    num_accepted = kept.long().cumprod(1).sum(1)
+    behind = torch.arange(steps + 1, device=device) > num_accepted.unsqueeze(1)
+    _write(outputs, tokens.masked_fill(behind, -1), num_accepted)
+
+
+class _Outputs(NamedTuple):
+    """The tensors that are written, and where."""
+
+    predicts: torch.Tensor
+    accept_index: torch.Tensor
+    accept_token_num: torch.Tensor
+    retrive_index: torch.Tensor
+
+
+def _outputs(
+    predicts: torch.Tensor,
+    accept_index: torch.Tensor,
+    accept_token_num: torch.Tensor,
+    retrive_index: torch.Tensor,
+    shape: tuple[int, int],
+    device: torch.device,
+) -> _Outputs:
+    batch, slots = shape
+    if slots == 0:
+        raise ValueError(f"candidates: expected a root slot a request, got shape {shape}")
+    checks.check_tensor("predicts", predicts, (None,), _INDEX_DTYPES, device)
+    checks.check_tensor("accept_index", accept_index, (batch, None), _INDEX_DTYPES, device)
+    if accept_index.shape[1] == 0:
+        raise ValueError(f"accept_index: expected at least one column, got shape {tuple(accept_index.shape)}")
+    checks.check_tensor("accept_token_num", accept_token_num, (batch,), _INDEX_DTYPES, device)
+    checks.check_index("retrive_index", retrive_index, shape, device)
+    return _Outputs(predicts, accept_index, accept_token_num, retrive_index)
+
+
+def _chain_lengths(
+    next_token: torch.Tensor | None, next_sibling: torch.Tensor | None, shape: tuple[int, int], device: torch.device
+) -> torch.Tensor | None:
+    """Return the draft tokens of each chain, -1 for a tree; None where no links say so."""
+    batch, slots = shape
+    length = None
+    indices = torch.arange(slots, device=device)
+    if next_token is not None:
+        checks.check_index("retrive_next_token", next_token, shape, device)
+        follows = (next_token == indices + 1).long().cumprod(1)
+        length = follows.sum(1)
+        # Behind its last link a chain ends.
+        last = next_token.gather(1, length.clamp(max=slots - 1).unsqueeze(1)).squeeze(1)
+        length = torch.where((last == -1) & (length < slots), length, -1)
+    if next_sibling is not None:
+        checks.check_index("retrive_next_sibling", next_sibling, shape, device)
+        within = indices <= (slots if length is None else length.unsqueeze(1))
+        alone = ((next_sibling == -1) | ~within).all(1)
+        length = torch.full((batch,), slots - 1, device=device) if length is None else length
+        length = torch.where(alone, length, -1)
+    if length is not None and checks.host_readable(device) and bool((length < 0).any()):
+        raise NotImplementedError(
+            "retrive_next_token, retrive_next_sibling: expected chains, each slot followed by the next, "
+            f"got a tree in requests {torch.nonzero(length < 0).flatten().tolist()[:8]}"
+        )
+    return length
+
+
+def _uniforms(coins: torch.Tensor, final: torch.Tensor, batch: int, slots: int, device: torch.device) -> torch.Tensor:
+    """Return the uniforms of a padded round, `(batch, slots, 2)`."""
+    checks.check_tensor("uniform_samples", coins, (batch, None), _COIN_DTYPES, device)
+    if coins.shape[1] < slots - 1:
+        raise ValueError(f"uniform_samples: expected at least {slots - 1} columns, got {coins.shape[1]}")
+    checks.check_tensor("uniform_samples_for_final_sampling", final, (batch,), _COIN_DTYPES, device)
+    uniforms = torch.zeros((batch, slots, 2), dtype=torch.float64, device=device)
+    uniforms[:, : slots - 1, 0] = coins[:, : slots - 1]
+    uniforms[:, :, 1] = final.unsqueeze(1)
+    return uniforms
+
+
+def _write(outputs: _Outputs, token_ids: torch.Tensor, num_accepted: torch.Tensor) -> None:
+    """Write kept slots, their number, and the token behind each."""
+    predicts, accept_index, accept_token_num, retrive_index = outputs
+    width = min(token_ids.shape[1], accept_index.shape[1])
+    kept = torch.arange(width, device=token_ids.device) <= num_accepted.unsqueeze(1)
+    slots = retrive_index[:, :width]
+    accept_index.fill_(-1)
+    accept_index[:, :width] = torch.where(kept, slots, -1)
+    accept_token_num.copy_(num_accepted)
+    # Slots behind the last one write what stands there already: no mask whose size the host would have to know.
+    places = slots.long()
+    predicts.scatter_(
+        0, places.reshape(-1), torch.where(kept, token_ids[:, :width], predicts[places]).to(predicts.dtype).reshape(-1)
+    )
