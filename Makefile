@@ -46,7 +46,7 @@ TRANSFORMERS_TESTS := $(wildcard tests/test_integrations_transformers_*.py tests
 
 .PHONY: test-transformers
 test-transformers: install $(OTHER_VENV)/package.stamp
-	OMP_NUM_THREADS=1 $(OTHER_VENV)/bin/python -m pytest $(PYTEST_ARGS) $(TRANSFORMERS_TESTS)
+	OMP_NUM_THREADS=1 $(OTHER_VENV)/bin/pytest $(PYTEST_ARGS) $(TRANSFORMERS_TESTS)
 
 # The constraints name one transformers and what fits it, so here only torch keeps to them. The extension is the tree's.
 $(OTHER_VENV)/package.stamp: pyproject.toml constraints.txt
