@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from specker import checks
 from specker.cached_model import CachedModel, vocab_size
 from specker.drafts import (
     Conditions,
@@ -52,6 +53,9 @@ class ModelDrafter:
         self._vocab = vocab
         self._target_ids = _target_ids(draft, vocab)
         self._own_ids = _own_ids(draft, vocab, self._target_ids)
+        if draft.greedy:
+            # Scalars are made once for all calls, and those made in inference mode would be of no use outside it.
+            checks.check_parameters(_ARG_MAX, batch, vocab, draft.model.device)
 
     def propose(
         self, sequences: Sequence[Sequence[int]], num_wanted: Sequence[int], conditions: Conditions

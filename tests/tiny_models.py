@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,6 +127,59 @@ def save_folder(model: Any, folder: Path) -> Path:
 
 BYTE_VOCAB = 257
 """Vocabulary of the models that `save_folder` gives its tokenizer."""
+
+
+def noisy(model: Any, noise: float, seed: int = 0) -> Any:
+    """Return a copy of a model with noise on its weights: a draft that is right often but not always."""
+    copied = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.add_(noise * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+    return copied
+
+
+def left_padded(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
+    """Return the prompts as one batch with its mask; the padding holds a token that means something elsewhere."""
+    length = max(map(len, prompts))
+    return {
+        "input_ids": torch.tensor([[7] * (length - len(prompt)) + prompt for prompt in prompts]),
+        "attention_mask": torch.tensor([[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts]),
+    }
+
+
+def tiny_family(name: str) -> Any:
+    """Return a random model of another family: "mistral", "gemma2", "gemma3", "qwen2", "qwen3", "gpt2" or "opt".
+
+    Windows are four tokens wide, so that a short text leaves them.
+    """
+    sizes = {
+        "vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "bos_token_id": None,
+        "eos_token_id": None,
+    }  # fmt: skip
+    grouped = {
+        **sizes, "intermediate_size": 32, "num_key_value_heads": 1, "initializer_range": 0.6, "pad_token_id": None,
+        "max_position_embeddings": 128,
+    }  # fmt: skip
+    gemma = {**grouped, "sliding_window": 4, "head_dim": 8, "query_pre_attn_scalar": 8}
+    if name == "mistral":
+        return tiny_mistral(seed=4, sliding_window=4)
+    if name == "gpt2":
+        return tiny_gpt2()
+    if name == "gemma2":
+        return _build(transformers.Gemma2ForCausalLM, transformers.Gemma2Config(**gemma), seed=5)
+    if name == "gemma3":
+        config = transformers.Gemma3TextConfig(**gemma, layer_types=["sliding_attention", "full_attention"] * 2)
+        return _build(transformers.Gemma3ForCausalLM, config, seed=5)
+    if name == "qwen2":
+        config = transformers.Qwen2Config(**grouped, sliding_window=4, use_sliding_window=True, max_window_layers=2)
+        return _build(transformers.Qwen2ForCausalLM, config, seed=5)
+    if name == "qwen3":
+        return _build(transformers.Qwen3ForCausalLM, transformers.Qwen3Config(**grouped, head_dim=8), seed=5)
+    config = transformers.OPTConfig(
+        **sizes, ffn_dim=32, init_std=0.6, pad_token_id=0, word_embed_proj_dim=16, max_position_embeddings=128
+    )
+    return _build(transformers.OPTForCausalLM, config, seed=5)
 
 
 def _build(kind: Any, config: Any, seed: int) -> Any:
