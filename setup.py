@@ -90,9 +90,9 @@ def extension_options() -> dict[str, Any]:
 
 
 setup(
-    # kernels/ has no __init__.py, so find_packages cannot see it through the link specker/kernels.
-    packages=[*find_packages(include=["specker", "specker.*"]), "specker.kernels"],
-    package_dir={"specker.kernels": "kernels"},
+    # kernels/ and bench/ have no __init__.py, so find_packages cannot see them through their links in specker/.
+    packages=[*find_packages(include=["specker", "specker.*"]), "specker.bench", "specker.kernels"],
+    package_dir={"specker.bench": "bench", "specker.kernels": "kernels"},
     package_data={"specker": ["py.typed"]},
     **(extension_options() if wants_extension() else {}),
 )

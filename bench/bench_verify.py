@@ -1,10 +1,8 @@
-"""Time a verify round against eager PyTorch: `python -m bench.bench_verify` from the repository root."""
+"""`specker bench`, also `python -m bench.bench_verify` from the tree: time verify rounds and compare."""
 
 from __future__ import annotations
 
 import json
-import os
-import platform
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,88 +10,146 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-import specker
+from . import plots, record, report
+from .cases import CASES, QUICK, Case, sweeps
+from .gate import DisagreementError
+from .machine import default_device, environment
+from .provider import COMPILED, Provider
+from .providers import SWEPT, all_providers
 
-from .cases import CASES, Case, Inputs, make_inputs
-from .providers import FILTERED, PLAIN, providers
-from .timing import Timing, measure
+_SECONDS = 10.0
+_QUICK_SECONDS = 2.0
+_QUICK_CALLS = 3
+_WIDTH = 118
+_QUICK_DEADLINE = 45.0
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-
-@app.command()
-def main(
+def bench(
     case: Annotated[str | None, typer.Option(help="Run the cases whose name contains this.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds of measuring a case.")] = 10.0,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of torch; 1 reports processor time.")] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="A few cases, at most a minute in all.")] = False,
+    seconds: Annotated[float | None, typer.Option(min=0.1, help="Seconds of measuring a case.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch; 1 on a CPU reports processor time.")] = 1,
+    device: Annotated[str | None, typer.Option(help="Device; the accelerator where there is one.")] = None,
     compiled: Annotated[bool, typer.Option(help="Include torch.compile of the eager round.")] = True,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the figures into this PNG file, scaling included.")] = None,
 ) -> None:
-    """Print the time of a round for every case and provider, with the ratio to eager PyTorch."""
+    """Time verify rounds of real models' shapes: eager PyTorch, torch.compile, other packages' functions, specker."""
+    began = time.perf_counter()
     torch.set_num_threads(threads)
     console = Console()
-    chosen = [entry for entry in CASES if case is None or case in entry.name]
+    # Wide enough for the tables: a narrower terminal wraps them, which is better than cutting figures off.
+    console.width = max(console.width, _WIDTH)
+    chosen = _chosen(case, quick)
+    if plot is not None:
+        _require_matplotlib(console)
+    where = default_device() if device is None else torch.device(device)
+    processor_time = threads == 1 and where.type == "cpu"
+    budget = seconds or (_QUICK_SECONDS if quick else _SECONDS)
+    session = record.start(where, budget, processor_time=processor_time)
+    if quick:
+        session = session._replace(min_calls=_QUICK_CALLS, deadline=began + _QUICK_DEADLINE)
+    results: dict[str, Any] = {
+        "environment": {
+            **environment(where, threads),
+            "memory_bandwidth": session.memory_bandwidth,
+            "clock": "processor time" if processor_time else "wall clock",
+        },
+        "cases": [],
+        "left_out": [],
+    }
+    report.print_machine(console, results["environment"])
+    providers = [provider for provider in all_providers() if compiled or provider.name != COMPILED]
+    try:
+        _run(console, session, chosen, providers, results, sweeps(quick=quick) if plot else {})
+    except DisagreementError as error:
+        console.print(f"refused: {error}", style="bold", markup=False)
+        raise typer.Exit(1) from error
+    _finish(console, session, results)
+    if json_file is not None:
+        json_file.write_text(json.dumps(record.rounded(results), indent=1) + "\n")
+    if plot is not None:
+        plots.draw(results, plot)
+        console.print(f"picture: {plot}")
+
+
+def _require_matplotlib(console: Console) -> None:
+    """Fail before minutes are spent on figures that cannot be drawn."""
+    try:
+        plots.require_matplotlib()
+    except plots.PlotsUnavailableError as error:
+        console.print(str(error), markup=False)
+        raise typer.Exit(2) from error
+
+
+def _chosen(case: str | None, quick: bool) -> list[Case]:
+    chosen = [
+        entry for entry in CASES if (entry.name in QUICK if case is None and quick else (case or "") in entry.name)
+    ]
     if not chosen:
         raise typer.BadParameter(f"expected part of one of {[entry.name for entry in CASES]}, got {case!r}")
-    console.print(" ".join(f"{key}={value}" for key, value in environment(threads).items()))
-    clock = time.process_time if threads == 1 else time.perf_counter
-    records = []
-    for entry in track(chosen, description="measuring", console=console, transient=True):
-        plain = make_inputs(entry, PLAIN, torch.device("cpu"))
-        filtered = make_inputs(entry, FILTERED, torch.device("cpu"))
-        check_against_reference(entry, plain)
-        timings = measure(providers(plain, filtered, compiled=compiled), seconds=seconds, clock=clock)
-        records.append({"case": entry.name, "timings": {name: timing._asdict() for name, timing in timings.items()}})
-        console.print(table(entry, timings))
-    if json_file is not None:
-        json_file.write_text(json.dumps({"environment": environment(threads), "cases": records}, indent=1) + "\n")
+    return chosen
 
 
-def environment(threads: int) -> dict[str, Any]:
-    """Return versions, processor and load, without which a figure says little."""
-    return {
-        "specker": specker.__version__,
-        "torch": torch.__version__,
-        "processor": platform.processor() or platform.machine(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "cores": os.cpu_count(),
-        "threads": threads,
-        "load": round(os.getloadavg()[0], 2),
-        "date": time.strftime("%Y-%m-%d"),
-    }
+def _run(
+    console: Console,
+    session: record.Session,
+    chosen: list[Case],
+    providers: list[Provider],
+    results: dict[str, Any],
+    swept: dict[str, tuple[Case, ...]],
+) -> None:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("starting", total=len(chosen) + sum(map(len, swept.values())))
+
+        def tell(words: str) -> None:
+            progress.update(task, description=words)
+
+        for entry in chosen:
+            if _is_left_out(session, entry, results):
+                continue
+            found = record.run_case(session, entry, providers, tell)
+            results["cases"].append(found)
+            progress.advance(task)
+            console.print(report.case_table(found))
+            console.print("\n".join(report.skipped_lines(found)), highlight=False, markup=False)
+        few = [provider for provider in providers if provider.name in SWEPT]
+        brief = session._replace(seconds=session.seconds / 5, min_calls=_QUICK_CALLS)
+        for size, cases in swept.items():
+            for entry in cases:
+                if _is_left_out(session, entry, results):
+                    continue
+                found = record.run_case(brief, entry, few, tell, footprints=False)
+                results.setdefault("sweeps", {}).setdefault(size, []).append(found)
+                progress.advance(task)
 
 
-def check_against_reference(case: Case, inputs: Inputs) -> None:
-    """Refuse to time a wrong answer: equal tokens with the float64 reference on the first sequences of the case."""
-    few = slice(0, 2)
-    rows = (inputs.draft_token_ids[few], inputs.target_logits[few], inputs.draft_logits[few])
-    got = specker.verify(*rows, uniforms=inputs.uniforms[few])
-    with specker.backend("reference"):
-        wanted = specker.verify(*rows, uniforms=inputs.uniforms[few])
-    if not torch.equal(got.token_ids, wanted.token_ids):
-        raise SystemExit(f"{case.name}: expected the reference's {wanted.token_ids}, got {got.token_ids}")
+def _is_left_out(session: record.Session, case: Case, results: dict[str, Any]) -> bool:
+    if session.is_late():
+        results["left_out"].append(case.name)
+    return session.is_late()
 
 
-def table(case: Case, timings: dict[str, Timing]) -> Table:
-    """Return the table of one case."""
-    dtype = str(case.dtype).removeprefix("torch.")
-    result = Table(title=f"{case.name}: {case.batch} x {case.gamma} x {case.vocab:,} {dtype}", title_justify="left")
-    for heading in ("provider", "median ms", "10-90 % ms", "eager / this", "calls"):
-        result.add_column(heading, justify="left" if heading == "provider" else "right")
-    for name, timing in timings.items():
-        base = timings["smart eager, filters" if "filters" in name else "eager"]
-        result.add_row(
-            name,
-            f"{timing.median * 1e3:.3f}",
-            f"{timing.low * 1e3:.3f}-{timing.high * 1e3:.3f}",
-            f"{base.median / timing.median:.1f}x",
-            str(timing.calls),
-        )
-    return result
+def _finish(console: Console, session: record.Session, results: dict[str, Any]) -> None:
+    console.print(report.EXPLANATION, style="dim")
+    for name, words in session.laws.items():
+        console.print(f"gate: {name} follows {words}", highlight=False, markup=False)
+    console.print("gate: every form of specker gave the reference's tokens under the same seeds", highlight=False)
+    if results["left_out"]:
+        console.print(f"left out for want of time: {', '.join(results['left_out'])}", highlight=False)
+    warning = session.bystanders.warning()
+    results["environment"]["other_cores_busy"] = session.bystanders.cores()
+    results["environment"]["warning"] = warning
+    if warning:
+        clock = results["environment"]["clock"]
+        console.print(f"Not a quiet machine: {warning} ({clock} is shown).", style="bold", highlight=False)
 
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app.command()(bench)
 
 if __name__ == "__main__":
     app()

@@ -1,72 +1,70 @@
-"""What is compared: a verify round in eager PyTorch, the same compiled, and specker's forms."""
+"""What is compared: eager PyTorch, the same compiled, the verify functions of other packages, and specker's forms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 import specker
 
 from .cases import Inputs
-
-PLAIN = specker.Sampling()
-FILTERED = specker.Sampling(temperature=0.8, top_k=50, top_p=0.95)
-
-
-def eager_round(
-    draft_token_ids: torch.Tensor, target_logits: torch.Tensor, draft_logits: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Verify as decoders write it by hand: softmax in float32, ratio, residual of the rejected row, multinomial."""
-    return _decide(draft_token_ids, target_logits.float().softmax(-1), draft_logits.float().softmax(-1))
+from .eager import FILTERED, PLAIN, Outcome, eager_round, smart_eager_filtered_round
+from .peers import PEERS
+from .provider import BASELINE, COMPILED, FILTERED_BASELINE, Call, Provider
 
 
-def smart_eager_filtered_round(
-    draft_token_ids: torch.Tensor, target_logits: torch.Tensor, draft_logits: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Verify under temperature 0.8, top-k 50 and top-p 0.95, by `topk` where others sort the whole row."""
-    return _decide(draft_token_ids, _filtered(target_logits.float()), _filtered(draft_logits.float()))
+def _eager(function: Callable[..., Any]) -> Callable[[Inputs], Call]:
+    return lambda inputs: lambda: function(*inputs[:3])
 
 
-def _filtered(logits: torch.Tensor) -> torch.Tensor:
-    logits = logits / FILTERED.temperature
-    best = logits.topk(int(FILTERED.top_k), dim=-1).values
-    before = best.softmax(-1).cumsum(-1) - best.softmax(-1)
-    last = (before < FILTERED.top_p).sum(-1, keepdim=True) - 1
-    return logits.masked_fill(logits < best.gather(-1, last), float("-inf")).softmax(-1)
+def _compiled(inputs: Inputs) -> Call:
+    # One graph a shape, as a server would compile it; without the reset a limit on graphs would silently end compiling.
+    torch.compiler.reset()
+    graph = torch.compile(eager_round, dynamic=False)
+    return lambda: graph(*inputs[:3])
 
 
-def _decide(
-    draft_token_ids: torch.Tensor, target_probs: torch.Tensor, draft_probs: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    batch, gamma = draft_token_ids.shape
-    picked = draft_token_ids.unsqueeze(-1)
-    ratio = (target_probs[:, :gamma].gather(-1, picked) / draft_probs.gather(-1, picked)).squeeze(-1)
-    accepted = torch.rand(batch, gamma, device=ratio.device) < ratio
-    num_accepted = accepted.long().cumprod(dim=-1).sum(dim=-1)
-    sequence = torch.arange(batch, device=ratio.device)
-    row = target_probs[sequence, num_accepted]
-    residual = (row - draft_probs[sequence, num_accepted.clamp(max=gamma - 1)]).clamp(min=0)
-    mass = torch.where((num_accepted < gamma).unsqueeze(-1), residual, row)
-    return num_accepted, torch.multinomial(mass, 1).squeeze(-1)
+def _specker(sampling: specker.Sampling, *, draft_rows: bool = True, receipt: bool = False) -> Callable[[Inputs], Call]:
+    parameters = {} if sampling == PLAIN else sampling._asdict()
+
+    def make(inputs: Inputs) -> Call:
+        rows = inputs[:3] if draft_rows else inputs[:2]
+        options: dict[str, Any] = {"seed": inputs.seed, **parameters}
+        if receipt:
+            options["draft_receipt"] = inputs.receipt
+        return lambda: specker.verify(*rows, **options)
+
+    return make
 
 
-def providers(plain: Inputs, filtered: Inputs, *, compiled: bool) -> dict[str, Callable[[], object]]:
-    """Return a call for each provider on prepared inputs; the filtered ones have tokens of their own."""
-    seed = torch.arange(len(plain.draft_token_ids), device=plain.target_logits.device)
-    filters = FILTERED._asdict()
-    calls: dict[str, Callable[[], object]] = {
-        "eager": lambda: eager_round(*plain[:3]),
-        "specker": lambda: specker.verify(*plain[:3], seed=seed),
-        "specker, receipt": lambda: specker.verify(*plain[:3], draft_receipt=plain.receipt, seed=seed),
-        "specker, point mass": lambda: specker.verify(*plain[:2], seed=seed),
-        "smart eager, filters": lambda: smart_eager_filtered_round(*filtered[:3]),
-        "specker, filters": lambda: specker.verify(*filtered[:3], seed=seed, **filters),
-        "specker, filters, receipt": lambda: specker.verify(
-            *filtered[:3], draft_receipt=filtered.receipt, seed=seed, **filters
-        ),
-    }
-    if compiled:
-        graph = torch.compile(eager_round, dynamic=False)
-        calls["torch.compile of eager"] = lambda: graph(*plain[:3])
-    return calls
+def _specker_outcome(result: specker.VerifyResult) -> Outcome:
+    last = result.num_accepted.unsqueeze(-1)
+    return Outcome(result.num_accepted, result.token_ids.gather(-1, last).squeeze(-1))
+
+
+def _form(name: str, sampling: specker.Sampling, *, draft_rows: bool = True, receipt: bool = False) -> Provider:
+    make = _specker(sampling, draft_rows=draft_rows, receipt=receipt)
+    return Provider(name, make, _specker_outcome, sampling, True, draft_rows, receipt)
+
+
+OURS = (
+    _form("specker", PLAIN),
+    _form("specker, receipt", PLAIN, receipt=True),
+    _form("specker, point mass", PLAIN, draft_rows=False),
+    _form("specker, filters", FILTERED),
+    _form("specker, filters, receipt", FILTERED, receipt=True),
+)
+EAGER = (
+    Provider(BASELINE, _eager(eager_round)),
+    Provider(COMPILED, _compiled),
+    Provider(FILTERED_BASELINE, _eager(smart_eager_filtered_round), sampling=FILTERED),
+)
+SWEPT = (BASELINE, FILTERED_BASELINE, "specker", "specker, receipt", "specker, filters")
+"""The providers of the scaling pictures."""
+
+
+def all_providers() -> tuple[Provider, ...]:
+    """Return every provider, whether it can run here or not, in the order of the tables."""
+    return (*EAGER[:2], *PEERS, *OURS[:3], EAGER[2], *OURS[3:])

@@ -1,41 +1,81 @@
-"""Print the README's table from a file that `bench_verify --json` wrote: `python -m bench.table FILE`."""
+"""The README's tables from the files in bench/results.
+
+python -m bench.table FILE.json             print the table of a file that `specker bench --json` wrote
+python -m bench.table --write README.md     put every table into the page, between its markers
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
-from .cases import CASES
+from .report import baseline_of
 
+RESULTS = Path(__file__).parent / "results"
 _COLUMNS = (
     "eager",
     "torch.compile of eager",
+    "transformers",
     "specker",
     "specker, receipt",
     "smart eager, filters",
     "specker, filters",
 )
+_COMPARED = (("specker", "eager / specker"), ("specker, filters", "with filters"))
+_BLOCK = re.compile(r"(<!-- bench: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """Return one line a case: milliseconds by provider, and how many times specker is faster than eager PyTorch."""
-    shapes = {case.name: case for case in CASES}
+    """Return two lines a case, warm and cold: milliseconds by provider, and how many times as long eager takes."""
+    measured = {name for record in results["cases"] for name in record["providers"]}
+    columns = [name for name in _COLUMNS if name in measured]
     lines = [
-        f"| batch x gamma x vocab | {' | '.join(_COLUMNS)} | eager / specker | with filters |",
-        "|---|" + "---:|" * (len(_COLUMNS) + 2),
+        f"| batch x gamma x vocab | caches | {' | '.join(columns)} | {' | '.join(title for _, title in _COMPARED)} |",
+        "|---|---|" + "---:|" * (len(columns) + len(_COMPARED)),
     ]
     for record in results["cases"]:
-        case = shapes[record["case"]]
-        times = {name: record["timings"][name]["median"] * 1e3 for name in _COLUMNS}
-        shape = f"{case.batch} x {case.gamma} x {case.vocab:,} {str(case.dtype).removeprefix('torch.')}"
-        plain = times["eager"] / times["specker"]
-        filtered = times["smart eager, filters"] / times["specker, filters"]
-        cells = " | ".join(f"{value:.2f}" for value in times.values())
-        lines.append(f"| {shape} | {cells} | {plain:.1f}x | {filtered:.1f}x |")
+        shape = f"{record['batch']} x {record['gamma']} x {record['vocab']:,} {record['dtype']}"
+        for state in ("warm", "cold"):
+            times = {name: found[state]["median"] * 1e3 for name, found in record["providers"].items()}
+            cells = [f"{times[name]:.2f}" if name in times else "" for name in columns]
+            cells += [f"{times[baseline_of(name)] / times[name]:.1f}x" for name, _ in _COMPARED]
+            lines.append(f"| {shape if state == 'warm' else ''} | {state} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
+def caption(results: dict[str, Any]) -> str:
+    """Return the machine, the date and the clock in a sentence."""
+    environment = results["environment"]
+    busy = environment.get("warning")
+    return (
+        f"Milliseconds a round, {environment['clock']} of {environment['threads']} thread"
+        f"{'s' * (environment['threads'] > 1)}, medians: {environment['device']}"
+        f"{' with ' + environment['capability'] if environment['backend'] != 'triton' else ''}, read bandwidth "
+        f"{environment['memory_bandwidth'] / 1e9:.0f} GB/s, torch {environment['torch']}, specker "
+        f"{environment['specker']}, {environment['date']}{'; ' + busy if busy else ''}."
+    )
+
+
+def filled(page: str, results: Path = RESULTS) -> str:
+    """Return the page with the table of each marker's file between its markers."""
+
+    def fill(block: re.Match[str]) -> str:
+        measured = json.loads((results / f"{block['name']}.json").read_text())
+        return f"{block[1]}{caption(measured)}\n\n{markdown(measured)}\n{block[3]}"
+
+    return _BLOCK.sub(fill, page)
+
+
+def main(arguments: list[str]) -> None:
+    if arguments[0] == "--write":
+        page = Path(arguments[1])
+        page.write_text(filled(page.read_text()))
+    else:
+        sys.stdout.write(markdown(json.loads(Path(arguments[0]).read_text())) + "\n")
+
+
 if __name__ == "__main__":
-    sys.stdout.write(markdown(json.loads(Path(sys.argv[1]).read_text())) + "\n")
+    main(sys.argv[1:])

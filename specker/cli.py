@@ -1,4 +1,4 @@
-"""The command line: `specker generate`, `specker doctor`, and the commands of the theory."""
+"""The command line: `specker generate`, `specker bench`, `specker doctor`, and the commands of the theory."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.table import Table
 
 import specker
 from specker import cli_generate, embedded
+from specker.bench import bench_verify
 from specker.packages import ModelUnavailableError
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app = typer.Typer(
     help="The exact verify step of speculative decoding, shown on real models.",
 )
 app.command()(cli_generate.generate)
+app.command()(bench_verify.bench)
 if importlib.util.find_spec("specker.cli_theory") is not None:
     from specker.cli_theory import register
 

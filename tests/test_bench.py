@@ -1,50 +1,176 @@
-"""The benchmark runs, refuses wrong answers, and the README shows what it measured."""
+"""`specker bench` runs, says what it did, and the README shows what it measured."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from specker import cli
+from specker.bench import bench_verify, cases, plots, provider, providers, table
 
 ROOT = Path(__file__).resolve().parents[1]
+TINY = ("--case", "tiny", "--seconds", "0.1", "--no-compiled", "--device", "cpu")
 
 
-def _run(*arguments: str) -> str:
-    command = [sys.executable, "-m", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=200).stdout
+@pytest.fixture(autouse=True)
+def _few_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def small_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def small(*, quick: bool = False) -> dict[str, tuple[cases.Case, ...]]:
+        return {
+            "vocab": tuple(cases.Case(f"vocab {vocab}", 1, 2, vocab, torch.float32) for vocab in (100, 10_000)),
+            "gamma": tuple(cases.Case(f"gamma {gamma}", 1, gamma, 100, torch.float32) for gamma in (1, 2)),
+        }
+
+    monkeypatch.setattr(bench_verify, "sweeps", small)
+
+
+def bench(*arguments: object) -> Result:
+    return CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, ["bench", *map(str, arguments)])
 
 
 def test_the_readme_shows_the_committed_measurement() -> None:
-    table = _run("bench.table", "bench/results/cpu.json")
-    assert table in (ROOT / "README.md").read_text()
+    page = (ROOT / "README.md").read_text()
+    assert "<!-- bench: cpu -->" in page
+    assert table.filled(page, ROOT / "bench" / "results") == page
 
 
-def test_a_short_run_writes_its_figures(tmp_path: Path) -> None:
-    report = tmp_path / "figures.json"
-    options = ("--case", "tiny", "--seconds", "0.2", "--no-compiled", "--json", str(report))
-    assert "tiny overhead: 1 x 4 x 1,000 float32" in _run("bench.bench_verify", *options)
-    (record,) = json.loads(report.read_text())["cases"]
-    assert record["timings"]["specker"]["median"] > 0
+def test_the_readme_shows_the_committed_picture() -> None:
+    assert "docs/figures/bench-cpu.png" in (ROOT / "README.md").read_text()
+    assert (ROOT / "docs" / "figures" / "bench-cpu.png").read_bytes().startswith(b"\x89PNG")
 
 
-CHECK = """
-import itertools
-import specker, torch
-from bench import bench_verify, cases
-{fault}
-inputs = cases.make_inputs(cases.CASES[0], specker.Sampling(), torch.device("cpu"))
-bench_verify.check_against_reference(cases.CASES[0], inputs)
-"""
-FAULT = """
-right, calls = specker.verify, itertools.count()
-specker.verify = lambda *rows, **options: right(*rows, **options)._replace(token_ids=torch.tensor(next(calls)))
-"""
+def test_another_measurement_makes_another_table(tmp_path: Path) -> None:
+    results = json.loads((ROOT / "bench" / "results" / "cpu.json").read_text())
+    results["cases"][0]["providers"]["specker"]["warm"]["median"] = 0.0123456
+    (tmp_path / "cpu.json").write_text(json.dumps(results))
+    page = tmp_path / "page.md"
+    page.write_text("above\n<!-- bench: cpu -->\nold\n<!-- end -->\nbelow\n")
+    page.write_text(table.filled(page.read_text(), tmp_path))
+    above, filled, below = page.read_text().partition(table.markdown(results))
+    assert filled
+    assert "| 12.35 |" in filled
+    assert above.startswith("above\n<!-- bench: cpu -->\nMilliseconds")
+    assert below == "\n<!-- end -->\nbelow\n"
 
 
-def test_a_provider_that_disagrees_with_the_reference_is_refused() -> None:
-    for fault, message in (("", ""), (FAULT, "tiny overhead: expected the reference's 1, got 0")):
-        command = [sys.executable, "-c", CHECK.format(fault=fault)]
-        outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert (outcome.returncode != 0) is bool(fault)
-        assert message in outcome.stderr
+def test_a_run_prints_and_writes_everything(tmp_path: Path, small_sweeps: None) -> None:
+    file, picture = tmp_path / "figures.json", tmp_path / "figures.png"
+    result = bench(*TINY, "--json", file, "--plot", picture)
+    assert result.exit_code == 0, result.output
+    words = " ".join(result.output.split())
+    for expected in (
+        "tiny overhead: 1 x 4 x 1,000 float32",
+        "clock processor time",
+        f"torch {torch.__version__}",
+        "memory_bandwidth",
+        "skipped vLLM: ",
+        "gate: eager follows the exact law: chi-square p = ",
+        "gate: every form of specker gave the reference's tokens",
+    ):
+        assert expected in words
+    results = json.loads(file.read_text())
+    (record,) = results["cases"]
+    ours = record["providers"]["specker"]
+    assert 0 < ours["warm"]["low"] <= ours["warm"]["median"] <= ours["warm"]["high"]
+    assert ours["warm"]["calls"] == ours["cold"]["calls"] >= 5
+    seconds = ours["floor_bytes"] / results["environment"]["memory_bandwidth"]
+    assert ours["cold"]["floor_seconds"] == pytest.approx(seconds, rel=1e-4)
+    # Two of four tokens are accepted: three target rows and three draft rows of 1,000 float32 decide.
+    assert ours["floor_bytes"] == ours["moved_bytes"] == 6 * 4_000
+    assert record["providers"]["eager"]["moved_bytes"] > 9 * 4_000
+    assert {size: len(records) for size, records in results["sweeps"].items()} == {"vocab": 2, "gamma": 2}
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_both_commands_are_the_same_code() -> None:
+    (command,) = [entry for entry in cli.app.registered_commands if entry.callback is bench_verify.bench]
+    assert command.name is None
+    module = [sys.executable, "-m", "bench.bench_verify", "--case", "nonsense"]
+    outcome = subprocess.run(module, cwd=ROOT, capture_output=True, text=True)
+    assert outcome.returncode == bench("--case", "nonsense").exit_code == 2
+    assert "expected part of one of ['tiny overhead'" in " ".join(outcome.stderr.replace("│", "").split())
+
+
+def test_a_provider_that_disagrees_is_refused_by_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = providers.EAGER[0]._replace(read=lambda returned: provider.Outcome(returned[0], returned[1] * 0))
+    monkeypatch.setattr(bench_verify, "all_providers", lambda: (wrong,))
+    result = bench(*TINY)
+    assert result.exit_code == 1
+    assert "refused: eager: " in result.output
+
+
+def test_a_quick_run_leaves_out_what_it_has_no_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_verify, "_QUICK_DEADLINE", 0.0)
+    start = time.perf_counter()
+    result = bench("--quick", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    assert f"left out for want of time: {', '.join(cases.QUICK)}" in result.output
+    assert time.perf_counter() - start < 10
+
+
+def test_quick_cases_exist() -> None:
+    assert set(cases.QUICK) < {case.name for case in cases.CASES}
+
+
+def test_missing_matplotlib_is_told_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    import_module = importlib.import_module
+
+    def without_matplotlib(name: str, package: str | None = None) -> Any:
+        if name.startswith("matplotlib"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name="matplotlib")
+        return import_module(name, package)
+
+    monkeypatch.setattr(importlib, "import_module", without_matplotlib)
+    with pytest.raises(plots.PlotsUnavailableError, match=r"pip install 'specker\[bench\]'"):
+        plots.require_matplotlib()
+    result = bench(*TINY, "--plot", "unused.png")
+    assert result.exit_code == 2
+    assert result.output.strip() == "pictures need the package matplotlib: pip install 'specker[bench]'"
+
+
+def test_a_broken_matplotlib_shows_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str, package: str | None = None) -> Any:
+        raise ModuleNotFoundError("No module named 'numpy'", name="numpy")
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    with pytest.raises(ModuleNotFoundError, match="numpy"):
+        plots.require_matplotlib()
+
+
+@pytest.mark.parametrize(
+    ("row_bytes", "crossing"), [([10, 1000], 10.0), ([10, 100], None), ([101, 1000], None), ([1, 100, 10_000], 10.0)]
+)
+def test_the_crossing_lies_where_the_rows_fill_the_cache(row_bytes: list[int], crossing: float | None) -> None:
+    sizes = [10 ** (index * 2 if len(row_bytes) == 2 else index) for index in range(len(row_bytes))]
+    found = plots.crossing_of(sizes, row_bytes, 100)
+    assert found == (crossing if crossing is None else pytest.approx(crossing))
+
+
+def test_pytest_benchmark_runs_the_same_cases(tmp_path: Path) -> None:
+    saved = tmp_path / "saved.json"
+    command = [
+        *(sys.executable, "-m", "pytest", "bench", "--benchmark-only", "-k", "tiny and not compile", "-p", "no:xdist"),
+        *("--benchmark-max-time=0.01", "--benchmark-warmup=off", f"--benchmark-json={saved}", "-p", "no:cacheprovider"),
+    ]
+    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert outcome.returncode == 0, outcome.stdout
+    runs = json.loads(saved.read_text())["benchmarks"]
+    assert {run["group"] for run in runs} == {"tiny overhead: 1 x 4 x 1,000 float32"}
+    assert "test_verify[tiny overhead-specker]" in {run["name"] for run in runs}
+    assert all("the exact law" in run["extra_info"]["gate"] or "reference" in run["extra_info"]["gate"] for run in runs)

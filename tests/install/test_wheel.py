@@ -16,6 +16,7 @@ import pytest
 
 BUILD_WHEEL = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
 EXTENSION = "specker/_C.abi3.so"
+LINKED = ("bench", "kernels")
 
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler here")
 
@@ -33,9 +34,11 @@ def _python_sources(wheel: Path) -> dict[str, bytes]:
 def _modules_of(tree: Path) -> dict[str, bytes]:
     """Return every module by the name it must be installed under."""
     package = {path: path.relative_to(tree) for path in (tree / "specker").rglob("*.py")}
-    package = {path: name for path, name in package.items() if name.parts[1] != "kernels"}
-    kernels = {path: Path("specker") / path.relative_to(tree) for path in (tree / "kernels").rglob("*.py")}
-    return {name.as_posix(): path.read_bytes() for path, name in {**package, **kernels}.items()}
+    package = {path: name for path, name in package.items() if name.parts[1] not in LINKED}
+    linked = {
+        path: Path("specker") / path.relative_to(tree) for folder in LINKED for path in (tree / folder).rglob("*.py")
+    }
+    return {name.as_posix(): path.read_bytes() for path, name in {**package, **linked}.items()}
 
 
 def _build(tree: Path, attempt: Callable[..., subprocess.CompletedProcess[str]], **changes: str) -> str:
@@ -43,7 +46,7 @@ def _build(tree: Path, attempt: Callable[..., subprocess.CompletedProcess[str]],
     return attempt(sys.executable, "-c", BUILD_WHEEL, "dist", cwd=tree, **changes).stdout
 
 
-def test_the_wheel_holds_every_module_of_both_folders(wheel: Path, source_tree: Path) -> None:
+def test_the_wheel_holds_every_module_of_all_folders(wheel: Path, source_tree: Path) -> None:
     assert _python_sources(wheel) == _modules_of(source_tree)
     assert "specker/py.typed" in _names(wheel)
 
