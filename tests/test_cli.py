@@ -194,7 +194,7 @@ def test_the_kinds_differ_in_colour_and_in_a_text_attribute() -> None:
             return "".join(map(chr, token_ids))
 
     with console.capture() as capture:
-        stream = cli_report.TokenStream(Letters(), console, "prompt")
+        stream = cli_report.TokenStream(Letters(), console, ["prompt"])
         stream(TokenBlock(0, (65, 66), (TokenKind.ACCEPTED, TokenKind.RECOVERED)))
         stream(TokenBlock(0, (67,), (TokenKind.BONUS,)))
     output = capture.get()
@@ -209,7 +209,7 @@ def test_a_character_of_several_tokens_is_printed_once_it_is_complete() -> None:
 
     console = Console(width=200)
     with console.capture() as capture:
-        stream = cli_report.TokenStream(Bytes(), console, "prompt")
+        stream = cli_report.TokenStream(Bytes(), console, ["prompt"])
         for token_id in "né".encode():
             stream(TokenBlock(0, (token_id,), (TokenKind.BONUS,)))
     assert capture.get().endswith("né")
@@ -232,7 +232,7 @@ def test_a_difference_from_plain_decoding_is_explained() -> None:
     stats = GenerationStats((counters,), 1, StageSeconds(0.1, 0.2, 0.3, 0.4))
     console = Console(width=200)
     with console.capture() as capture:
-        cli_report.print_report(console, stats, cli_report.Plain(plain, 1.0), difference, greedy=True)
+        cli_report.print_report(console, stats, cli_report.Plain([plain], 1.0), difference, greedy=True)
     assert "no, from token 5 on" in capture.get()
     assert "the model's own rounding" in " ".join(capture.get().split())
 
