@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import itertools
+import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -324,3 +326,15 @@ def test_a_prefix_function_is_asked_about_the_prompt_of_each_sequence() -> None:
     expected = run(**options).tolist()
     assert len({row[-1] for row in expected}) >= 3
     assert run(speculative(DRAFT), **options).tolist() == expected
+
+
+def test_the_code_of_the_readme_runs() -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    (block,) = (code for code in re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL) if "accelerate" in code)
+    names: dict[str, Any] = {
+        "model": TARGET,
+        "draft_model": DRAFT,
+        "inputs": {"input_ids": PROMPTS[1:2], "attention_mask": MASK[1:2], "max_length": 16, "pad_token_id": PAD},
+    }
+    exec(block, names)
+    assert names["counts"].rounds > 0
