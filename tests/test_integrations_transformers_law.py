@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models
 
 from specker.generation import PromptLookup
 from specker.integrations.transformers import speculative
@@ -120,6 +122,13 @@ def ends_in_two_equal(token_ids: torch.Tensor, scores: Any, **_: Any) -> torch.T
     return token_ids[:, -1] == token_ids[:, -2]
 
 
+def letters() -> Any:
+    """Return a tokenizer that gives each token a letter."""
+    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate("abcdef")}, merges=[]))
+    tokenizer.decoder = decoders.Fuse()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "temperature": {"temperature": 0.6},
@@ -128,6 +137,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "min_p": {"min_p": 0.2},
     "all filters": {"temperature": 1.3, "top_k": 5, "top_p": 0.9, "min_p": 0.1},
     "typical_p behind filters": {"top_p": 0.95, "typical_p": 0.6},
+    "epsilon_cutoff": {"epsilon_cutoff": 0.1},
+    "eta_cutoff": {"eta_cutoff": 0.3},
+    "watermarking_config": {"watermarking_config": transformers.WatermarkingConfig(bias=2.0)},
     "renormalize_logits": {"top_k": 4, "renormalize_logits": True},
     "repetition_penalty": {"repetition_penalty": 1.8, "top_p": 0.95},
     "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
@@ -140,6 +152,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "user's processor": {"logits_processor": [shift]},
     "EOS list": {"eos_token_id": [EOS, 0]},
     "max_length": {"max_length": len(PROMPT) + 2, "max_new_tokens": None},
+    "stop string": {"stopping_criteria": [CRITERIA.StopStringCriteria(letters(), ["bc", "d"])]},
     "user's criterion": {"stopping_criteria": [ends_in_two_equal]},
 }
 

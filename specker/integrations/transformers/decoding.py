@@ -62,11 +62,11 @@ def speculative(
         prompts first, shorter sequences padded on the right; with `return_dict_in_generate` the `sequences` of a
         `GenerateDecoderOnlyOutput`.
 
-    Raises, when called:
-        ValueError: a setting that cannot be kept: beams and other searches, `guidance_scale`, scores, logits,
+    Raises:
+        ValueError: from `generate`, for what cannot be kept: beams and other searches, `guidance_scale`, scores, logits,
             attentions or hidden states in the output, static or quantised caches, a cache that holds tokens, model
             inputs besides ids and mask, processors with a state, or a version of transformers this was not made for.
-        InvalidInputError: a model returned NaN, infinity or nothing finite.
+        InvalidInputError: from `generate`, where a model returned NaN, infinity or nothing finite.
 
     Guarantees: the law of `model.generate` with the same generation config, processors and criteria; logits processors
         and stopping criteria of the user must depend on their arguments alone, since they see tokens that are later

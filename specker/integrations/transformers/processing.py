@@ -87,15 +87,15 @@ def split_processors(
         >>> split_processors([], [torch.zeros(1, 0)], do_sample=False)[0].temperature
         0.0
     """
-    processors = list(prepared)
-    # Adding a constant to a row changes no probability.
-    while processors and type(processors[-1]) is _class("LogitNormalization"):
-        processors.pop()
-    fused: dict[str, Any] = {}
-    for class_name, parameter in reversed(_FUSED):
-        if processors and _can_be_fused(processors[-1], class_name):
-            fused[parameter] = getattr(processors.pop(), parameter)
-    # Filters never take away the arg-max.
+    processors, fused = list(prepared), {}
+    # Greedy decoding may hang on a tie that a processor makes by rounding: there they all run.
+    if do_sample:
+        # Adding a constant to a row changes no probability.
+        while processors and type(processors[-1]) is _class("LogitNormalization"):
+            processors.pop()
+        for class_name, parameter in reversed(_FUSED):
+            if processors and _can_be_fused(processors[-1], class_name):
+                fused[parameter] = getattr(processors.pop(), parameter)
     sampling = Sampling(**fused) if do_sample else Sampling(temperature=0.0)
     if not processors:
         return sampling, None
