@@ -10,7 +10,6 @@ struct Row {
   DType dtype;
   bool is_probs;
   int64_t vocab;
-  const char* next;  // the row that is likely read after this one, or null
   Adjustment adjustment;
 
   bool adjusts() const { return adjustment.count > 0 || adjustment.allowed; }
@@ -22,8 +21,6 @@ struct Entries {
   const float* values;
   int64_t count;
   int64_t padded;
-  const char* ahead;          // memory that is read next, or null
-  int64_t ahead_chunk_bytes;  // as much of it as belongs to one chunk
 };
 
 static inline int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
@@ -36,7 +33,7 @@ static inline Row row_at(const Rows& rows, int64_t vocab, int64_t sequence, int6
                          const Adjustment& adjustment) {
   const int64_t offset = sequence * rows.stride_sequence + index * rows.stride_row;
   const char* data = static_cast<const char*>(rows.data) + offset * width_of(rows.dtype);
-  return {data, rows.dtype, rows.is_probs, vocab, nullptr, adjustment};
+  return {data, rows.dtype, rows.is_probs, vocab, adjustment};
 }
 
 SPECKER_INLINE float float_from_bits(uint32_t bits) {
@@ -80,12 +77,26 @@ static Entries load_entries(const Row& row, int64_t begin, int64_t end, float* b
   const int64_t count = (end < row.vocab ? end : row.vocab) - begin;
   const int64_t padded = ceil_div(count, CHUNK) * CHUNK;
   if (row.read_in_place() && padded == count) {
-    return {reinterpret_cast<const float*>(row.data) + begin, count, padded, nullptr, 0};
+    return {reinterpret_cast<const float*>(row.data) + begin, count, padded};
   }
   widen(row, begin, count, buffer);
   const float padding = row.is_probs ? 0.0f : -__builtin_inff();
   for (int64_t index = count; index < padded; ++index) buffer[index] = padding;
-  return {buffer, count, padded, nullptr, 0};
+  return {buffer, count, padded};
+}
+
+template <int64_t WIDTH>
+SPECKER_INLINE float largest_lane(const float* lanes) {
+  if constexpr (WIDTH == 1) {
+    return lanes[0];
+  } else {
+    float folded[WIDTH / 2];
+    for (int64_t lane = 0; lane < WIDTH / 2; ++lane) {
+      const float left = lanes[lane], right = lanes[lane + WIDTH / 2];
+      folded[lane] = left > right ? left : right;
+    }
+    return largest_lane<WIDTH / 2>(folded);
+  }
 }
 
 struct Measure {
@@ -143,7 +154,7 @@ static Measure load_and_measure(const Row& row, int64_t begin, int64_t end, floa
     *entries = load_entries(row, begin, end, buffer);
     return measure_entries(row, *entries);
   }
-  *entries = {buffer, count, count, nullptr, 0};
+  *entries = {buffer, count, count};
   const uint16_t* source = reinterpret_cast<const uint16_t*>(row.data) + begin;
   if (row.dtype == DType::BFLOAT16) {
     return measure_values(row.is_probs, count,

@@ -38,10 +38,14 @@ SPECKER_INLINE float multiply_add(float left, float right, float addend) {
 // 2^64 times the exponential: the exponent of a subnormal result stays normal until EXPONENT_SHIFT takes the factor back.
 constexpr float EXPONENT_SHIFT = 0x1p-64f;
 
-SPECKER_INLINE float shifted_exponential(float difference, const ExponentialScale& scale) {
-  const float clamped = difference > scale.lowest ? difference : scale.lowest;
-  // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits; 64 more keeps the exponent normal.
-  const float magic = 12582912.0f + 64.0f;
+// Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits; 64 more keeps the exponent normal.
+constexpr float MAGIC = 12582912.0f + 64.0f;
+
+// NaN passes, for sums that judge it.
+SPECKER_INLINE float clamp_below(float lowest, float value) { return lowest > value ? lowest : value; }
+
+// exp(value / temperature) * 2^64 / 2^n for the magic number MAGIC - n, |n| <= 2^20.
+SPECKER_INLINE float shifted_power(float clamped, const ExponentialScale& scale, float magic) {
   const float shifted = multiply_add(clamped, scale.high, magic);
   const float integer = shifted - magic;
   const float fraction = fused(clamped, scale.low, fused(clamped, scale.high, -integer));
@@ -58,6 +62,10 @@ SPECKER_INLINE float shifted_exponential(float difference, const ExponentialScal
   power_bits += shifted_bits << 23;
   __builtin_memcpy(&power, &power_bits, sizeof power);
   return power;
+}
+
+SPECKER_INLINE float shifted_exponential(float difference, const ExponentialScale& scale) {
+  return shifted_power(clamp_below(scale.lowest, difference), scale, MAGIC);
 }
 
 SPECKER_INLINE float exponential(float difference, const ExponentialScale& scale) {

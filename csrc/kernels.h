@@ -11,6 +11,8 @@ namespace {
 #include "entries.h"
 #include "weights.h"
 #include "row.h"
+#include "onepass.h"
+#include "unfiltered.h"
 #include "select.h"
 #include "filter.h"
 #include "nucleus.h"

@@ -36,8 +36,6 @@ static double subtract_logits(const Sampled& target, const Sampled& draft, const
   const ExponentialScale target_scale = target.law.scale, draft_scale = draft.law.scale;
   double lanes[LANES] = {};
   for (int64_t begin = 0; begin < target_entries.padded; begin += CHUNK) {
-    fetch_ahead(target_entries, target_entries.values + begin);
-    fetch_ahead(draft_entries, draft_entries.values + begin);
 #pragma omp simd
     for (int64_t lane = 0; lane < LANES; ++lane) {
       float sum = 0.0f;

@@ -67,22 +67,13 @@ static void for_shards(Executor executor, int64_t count, Body body) {
       &body);
 }
 
-static inline void set_ahead(const Row& row, int64_t shard, Entries* entries) {
-  const int64_t next = (shard + 1) * SHARD;
-  entries->ahead = next < row.vocab ? row.data + next * width_of(row.dtype) : row.next;
-  entries->ahead_chunk_bytes = CHUNK * width_of(row.dtype);
-}
-
 static inline Entries load_shard(const Row& row, int64_t shard, float* buffer) {
-  Entries entries = load_entries(row, shard * SHARD, (shard + 1) * SHARD, buffer);
-  set_ahead(row, shard, &entries);
-  return entries;
+  return load_entries(row, shard * SHARD, (shard + 1) * SHARD, buffer);
 }
 
 // Loads a shard and returns its largest value; NaN marks a shard that makes the row invalid.
 static inline float load_largest(const Row& row, int64_t shard, float* buffer, Entries* entries) {
   const Measure measure = load_and_measure(row, shard * SHARD, (shard + 1) * SHARD, buffer, entries);
-  set_ahead(row, shard, entries);
   return measure.valid && measure.largest < __builtin_inff() ? measure.largest : __builtin_nanf("");
 }
 
@@ -107,75 +98,6 @@ static int64_t find_argmax(const Row& row, const RowStatistics& statistics) {
   int64_t index = 0;
   while (entries.values[index] != largest) ++index;
   return shard * SHARD + index;
-}
-
-// Turns masses relative to each shard's reference into masses relative to row_max, and sums them.
-static void merge_masses(const Row& row, const Law& law, RowStatistics* statistics) {
-  statistics->weight_sum = 0.0;
-  for (int64_t shard = 0; shard < num_shards(row.vocab); ++shard) {
-    double mass = statistics->shard_mass[shard];
-    if (mass > 0.0) {
-      mass *= relative_weight(law, statistics->shard_largest[shard], statistics->row_max);
-    }
-    statistics->shard_mass[shard] = mass;
-    statistics->weight_sum += mass;
-  }
-}
-
-// Mass of a shard relative to its largest value.
-static inline double whole_mass(const Row& row, const Law& law, const Entries& entries, float largest) {
-  const bool weighs = largest > (row.is_probs ? 0.0f : -__builtin_inff());
-  return weighs ? sum_weights<false>(law, entries, largest, 0.0f) : 0.0;
-}
-
-// What proves a draft token accepted before its row is summed: the row's sum only grows.
-struct AcceptProof {
-  double uniform;
-  double target_prob;
-  double token_value;
-};
-
-// The sum so far, relative to the largest value so far.
-struct RunningSum {
-  double largest;
-  double sum;
-};
-
-static bool proves(const Law& law, const AcceptProof& proof, float largest, double mass, RunningSum* running) {
-  if (!(mass > 0.0)) return false;
-  if (running->sum == 0.0) {
-    *running = {largest, mass};
-  } else if (largest > running->largest) {
-    *running = {largest, mass + running->sum * relative_weight(law, running->largest, largest)};
-  } else {
-    running->sum += mass * relative_weight(law, largest, running->largest);
-  }
-  // The margin is wider than the error of float32 weights.
-  const double token_weight = relative_weight(law, proof.token_value, running->largest);
-  return proof.uniform * token_weight < proof.target_prob * running->sum * (1.0 - 1e-5);
-}
-
-// With a proof, which takes a single thread, weight_sum may be what was summed when acceptance was proven.
-static void unfiltered_statistics(const Row& row, const Law& law, Executor executor, const AcceptProof* proof,
-                                  RowStatistics* statistics) {
-  bool proven = false;
-  RunningSum running = {0.0, 0.0};
-  for_shards(executor, num_shards(row.vocab), [&](int64_t shard) {
-    alignas(64) float buffer[SHARD];
-    Entries entries;
-    const float largest = load_largest(row, shard, buffer, &entries);
-    statistics->shard_largest[shard] = largest;
-    const double mass = proven ? 0.0 : whole_mass(row, law, entries, largest);
-    statistics->shard_mass[shard] = mass;
-    if (proof && !proven) proven = proves(law, *proof, largest, mass, &running);
-  });
-  statistics->threshold = -__builtin_inf();
-  statistics->float_threshold = -__builtin_inff();
-  statistics->valid = merge_largest(row, statistics);
-  if (!statistics->valid) return;
-  merge_masses(row, law, statistics);
-  // The largest value alone weighs 1, also where a proof left its shard out.
-  if (proven && statistics->weight_sum < 1.0) statistics->weight_sum = 1.0;
 }
 
 static void greedy_statistics(const Row& row, Executor executor, RowStatistics* statistics) {

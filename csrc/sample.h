@@ -16,7 +16,7 @@ static void sample_sequence(const SampleArguments& arguments, int64_t sequence, 
   RowStatistics& statistics = sampled.statistics;
   statistics.shard_largest = workspace.target_largest;
   statistics.shard_mass = workspace.target_mass;
-  row_statistics(sampled.row, sampled.law, sampled.parameters, executor, workspace.filter, nullptr,
+  row_statistics(sampled.row, sampled.law, sampled.parameters, executor, workspace, nullptr,
                  &statistics);
   if (statistics.valid) {
     const uint64_t seed = static_cast<uint64_t>(read_integer(arguments.seed, sequence));

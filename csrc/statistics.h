@@ -7,6 +7,7 @@ struct Workspace {
   double* target_mass;
   double* draft_mass;
   double* residual_mass;
+  double* references;  // of the shards of the row measured last
   FilterScratch filter;
   void* memory;
 };
@@ -24,14 +25,14 @@ static Element* take_array(char** at, size_t count) {
   return array;
 }
 
-// One allocation of num_shards(vocab) * 32 bytes, and with filters vocab / 32 bytes and 66 kB more.
+// One allocation of num_shards(vocab) * 40 bytes, and with filters vocab / 32 bytes and 66 kB more.
 static Workspace make_workspace(int64_t vocab, bool filtered) {
-  constexpr size_t ARRAYS = 9;
+  constexpr size_t ARRAYS = 10;
   const size_t shards = static_cast<size_t>(num_shards(vocab));
   const size_t blocks = filtered ? static_cast<size_t>(num_blocks(vocab)) : 0;
   const size_t room = filtered ? static_cast<size_t>(CAPACITY + BLOCK) : 0;
   const size_t measures = filtered ? CAPACITY : 0, bins = filtered ? BINS : 0;
-  const size_t doubles = 3 * shards + measures + bins, floats = 2 * shards + blocks + room;
+  const size_t doubles = 4 * shards + measures + bins, floats = 2 * shards + blocks + room;
   Workspace workspace;
   workspace.memory =
       ::operator new(doubles * sizeof(double) + floats * sizeof(float) + ARRAYS * SPECKER_FENCE_BYTES);
@@ -39,6 +40,7 @@ static Workspace make_workspace(int64_t vocab, bool filtered) {
   workspace.target_mass = take_array<double>(&at, shards);
   workspace.draft_mass = take_array<double>(&at, shards);
   workspace.residual_mass = take_array<double>(&at, shards);
+  workspace.references = take_array<double>(&at, shards);
   workspace.filter.measures = take_array<double>(&at, measures);
   workspace.filter.bins = take_array<double>(&at, bins);
   workspace.target_largest = take_array<float>(&at, shards);
@@ -49,20 +51,6 @@ static Workspace make_workspace(int64_t vocab, bool filtered) {
 }
 
 static inline void free_workspace(const Workspace& workspace) { ::operator delete(workspace.memory); }
-
-template <int64_t WIDTH>
-SPECKER_INLINE float largest_lane(const float* lanes) {
-  if constexpr (WIDTH == 1) {
-    return lanes[0];
-  } else {
-    float folded[WIDTH / 2];
-    for (int64_t lane = 0; lane < WIDTH / 2; ++lane) {
-      const float left = lanes[lane], right = lanes[lane + WIDTH / 2];
-      folded[lane] = left > right ? left : right;
-    }
-    return largest_lane<WIDTH / 2>(folded);
-  }
-}
 
 static void measure_blocks(const Entries& entries, float* block_largest) {
   constexpr int64_t WIDTH = 16;
@@ -115,7 +103,7 @@ static void filtered_statistics(const Row& row, const Law& law, const Parameters
   });
   statistics->valid = merge_largest(row, statistics);
   if (!statistics->valid) return;
-  if (sums) merge_masses(row, law, statistics);
+  if (sums) merge_masses(row, law, statistics->shard_largest, statistics);
   const double total = sums ? statistics->weight_sum : __builtin_nan("");
   statistics->threshold = filter_threshold({row, law, statistics->row_max, scratch}, parameters, total);
   statistics->float_threshold = ceil_to_float(statistics->threshold);
@@ -123,17 +111,17 @@ static void filtered_statistics(const Row& row, const Law& law, const Parameters
     statistics->shard_mass[shard] = filtered_mass(row, law, shard, scratch.block_largest,
                                                   statistics->shard_largest[shard], statistics->float_threshold);
   });
-  merge_masses(row, law, statistics);
+  merge_masses(row, law, statistics->shard_largest, statistics);
 }
 
 static void row_statistics(const Row& row, const Law& law, const Parameters& parameters, Executor executor,
-                           const FilterScratch& scratch, const AcceptProof* proof, RowStatistics* statistics) {
+                           const Workspace& workspace, const AcceptProof* proof, RowStatistics* statistics) {
   if (parameters.greedy) {
     greedy_statistics(row, executor, statistics);
   } else if (parameters.filtered) {
-    filtered_statistics(row, law, parameters, executor, scratch, statistics);
+    filtered_statistics(row, law, parameters, executor, workspace.filter, statistics);
   } else {
-    unfiltered_statistics(row, law, executor, proof, statistics);
+    unfiltered_statistics(row, law, executor, proof, workspace.references, statistics);
   }
 }
 

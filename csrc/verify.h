@@ -12,21 +12,16 @@ struct Score {
 };
 
 static void measure_target(Round* round, int64_t index) {
-  const VerifyArguments& arguments = round->arguments;
   Sampled& target = round->target;
   target.row = target_row(*round, index);
-  const bool reads_draft = arguments.has_draft && !arguments.receipt && !target.parameters.greedy;
-  if (index < round->length) {
-    target.row.next = reads_draft ? draft_row(*round, index).data : target_row(*round, index + 1).data;
-  }
-  row_statistics(target.row, target.law, target.parameters, round->executor, round->workspace.filter, nullptr,
+  row_statistics(target.row, target.law, target.parameters, round->executor, round->workspace, nullptr,
                  &target.statistics);
 }
 
 static void measure_draft(Round* round, const AcceptProof* proof) {
   round->draft.statistics.shard_largest = round->workspace.draft_largest;
   row_statistics(round->draft.row, round->draft.law, round->draft.parameters, round->executor,
-                 round->workspace.filter, proof, &round->draft.statistics);
+                 round->workspace, proof, &round->draft.statistics);
 }
 
 // Takes the draft row's statistics from its receipt and returns the probability of the column drawn.
@@ -70,10 +65,7 @@ static double mapped_prob(Round* round, int64_t token) {
 static double draft_prob(Round* round, int64_t index, int64_t token, double target_prob, Score* score) {
   const VerifyArguments& arguments = round->arguments;
   round->draft.statistics.valid = true;
-  if (arguments.has_draft) {
-    round->draft.row = draft_row(*round, index);
-    round->draft.row.next = target_row(*round, index + 1).data;
-  }
+  if (arguments.has_draft) round->draft.row = draft_row(*round, index);
   double prob = 1.0;
   if (arguments.receipt) {
     prob = read_receipt(round, index, token);

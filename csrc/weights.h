@@ -33,13 +33,6 @@ static inline double log_relative_weight(const Law& law, double value, double re
   return (value - reference) / law.temperature;
 }
 
-// Memory is idle while weights are computed: fetch what is read next.
-SPECKER_INLINE void fetch_ahead(const Entries& entries, const float* chunk) {
-  if (!entries.ahead) return;
-  const char* begin = entries.ahead + (chunk - entries.values) / CHUNK * entries.ahead_chunk_bytes;
-  for (int64_t offset = 0; offset < entries.ahead_chunk_bytes; offset += 64) __builtin_prefetch(begin + offset);
-}
-
 // Sums in 16 fixed lanes of float64.
 template <class Value>
 static double fixed_sum(const Value* values, int64_t count) {
@@ -75,7 +68,6 @@ static double sum_chunks(const Law& law, const Entries& entries, float reference
   constexpr int64_t TERMS = CHUNK / LANES;
   double lanes[LANES] = {};
   for (const float* chunk = entries.values; chunk < entries.values + entries.padded; chunk += CHUNK) {
-    fetch_ahead(entries, chunk);
 #pragma omp simd
     for (int64_t lane = 0; lane < LANES; ++lane) {
       float terms[TERMS];

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -13,6 +13,8 @@ from specker.sampling import Parameters, Sampling
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _INDEX_DTYPES = (torch.int64, torch.int32)
 _PARAMETER_DTYPES = (torch.float32, torch.float64)
+_NUMBERS = (float, int)
+_CPU = torch.device("cpu")
 
 
 def check_tensor(
@@ -29,14 +31,23 @@ def check_tensor(
         wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise TypeError(f"{name}: expected dtype {wanted}, got {str(value.dtype).removeprefix('torch.')}")
     actual = value.shape
-    if len(actual) != len(shape) or any(
-        want is not None and want != got for want, got in zip(shape, actual, strict=True)
-    ):
+    # The exact comparison first: it is what most calls need.
+    if actual != shape and not _admits(shape, actual):
         wanted = ", ".join("*" if size is None else str(size) for size in shape)
         raise ValueError(f"{name}: expected shape ({wanted}), got {tuple(actual)}")
     if device is not None and value.device != device:
         raise ValueError(f"{name}: expected device {device}, that of the target, got {value.device}")
     return value
+
+
+def _admits(shape: Sequence[int | None], actual: Sequence[int]) -> bool:
+    if len(actual) != len(shape):
+        return False
+    # A loop, since a generator costs as much as the rest of a call's checks.
+    for want, got in zip(shape, actual, strict=True):  # noqa: SIM110
+        if want is not None and want != got:
+            return False
+    return True
 
 
 def check_rows(name: str, value: object, shape: Sequence[int | None], device: torch.device | None) -> torch.Tensor:
@@ -61,6 +72,35 @@ def check_parameters(sampling: Sampling, batch: int, vocab: int, device: torch.d
         TypeError, ValueError: a Python number is out of range, or a tensor has the wrong dtype, shape or device.
     """
     temperature, top_k, top_p, min_p = sampling
+    if (
+        type(temperature) in _NUMBERS
+        and type(top_k) in _NUMBERS
+        and type(top_p) in _NUMBERS
+        and type(min_p) in _NUMBERS
+        and _keeps_values(device)
+    ):
+        return _cached_parameters(temperature, top_k, top_p, min_p, vocab, device, prefix)
+    return _parameters(temperature, top_k, top_p, min_p, batch, vocab, device, prefix)
+
+
+# Numbers are checked and made tensors once; typed, since a bool equals an int and is refused.
+@functools.lru_cache(maxsize=256, typed=True)
+def _cached_parameters(
+    temperature: object, top_k: object, top_p: object, min_p: object, vocab: int, device: torch.device, prefix: str
+) -> Parameters:
+    return _parameters(temperature, top_k, top_p, min_p, 1, vocab, device, prefix)
+
+
+def _parameters(
+    temperature: object,
+    top_k: object,
+    top_p: object,
+    min_p: object,
+    batch: int,
+    vocab: int,
+    device: torch.device,
+    prefix: str,
+) -> Parameters:
     return (
         _real(prefix + "temperature", temperature, 0.0, math.inf, batch, device),
         _count(prefix + "top_k", top_k, batch, vocab, device),
@@ -71,12 +111,19 @@ def check_parameters(sampling: Sampling, batch: int, vocab: int, device: torch.d
 
 def host_readable(device: torch.device) -> bool:
     """Return whether values can be looked at: not on a device, where it would wait, and not in a trace."""
-    return device.type == "cpu" and not torch.compiler.is_compiling()
+    # Comparing devices is quicker than reading their type.
+    return (device == _CPU or device.type == "cpu") and not torch.compiler.is_compiling()
 
 
-def has_tensor(sampling: Iterable[object]) -> bool:
+def has_tensor(sampling: Sampling) -> bool:
     """Return whether a parameter is a tensor, whose values only the operator reads."""
-    return any(isinstance(parameter, torch.Tensor) for parameter in sampling)
+    temperature, top_k, top_p, min_p = sampling
+    return (
+        isinstance(temperature, torch.Tensor)
+        or isinstance(top_k, torch.Tensor)
+        or isinstance(top_p, torch.Tensor)
+        or isinstance(min_p, torch.Tensor)
+    )
 
 
 def _real_or_none(
@@ -111,14 +158,18 @@ def _count(name: str, value: object, batch: int, vocab: int, device: torch.devic
 
 def scalar_tensor(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return a one-element tensor that broadcasts over the batch, made once per value and device."""
+    if _keeps_values(device):
+        return _cached_scalar(value, dtype, device)
+    return torch.full((1,), value, dtype=dtype, device=device)
+
+
+def _keeps_values(device: torch.device) -> bool:
     # What is made in a trace, under a mode (fake tensors) or in a captured graph holds its value only there.
-    if (
+    return not (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
-        or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
-    ):
-        return torch.full((1,), value, dtype=dtype, device=device)
-    return _cached_scalar(value, dtype, device)
+        or (device != _CPU and device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -135,6 +186,9 @@ def seed_tensor(seed: int | torch.Tensor | None, batch: int, device: torch.devic
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed: expected an int, a (batch,) int64 tensor or None, got {type(seed).__name__}")
     wrapped = (seed + (1 << 63)) % (1 << 64) - (1 << 63)
+    if wrapped + batch < 1 << 63:
+        return torch.arange(wrapped, wrapped + batch, device=device)
+    # The sum wraps around.
     return torch.arange(batch, dtype=torch.int64, device=device) + wrapped
 
 

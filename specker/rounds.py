@@ -116,10 +116,10 @@ def run_round(
         *draft_parameters, *adjustment, *draft_adjustment, *columns, seeds, positions, uniforms, shape.gamma,
         target_is_probs, draft_is_probs, return_logprobs, return_accept_probs,
     )  # fmt: skip
-    if checks.host_readable(device):
-        given = (num_draft_tokens, cu_num_draft_tokens, draft_index, uniforms)
-        if any(value is not None for value in given) or checks.has_tensor(sampling + (draft_sampling or ())):
-            raise_for_bits(status, INVALID_ARGUMENT)
+    judged = not (num_draft_tokens is cu_num_draft_tokens is draft_index is uniforms is None)
+    judged = judged or checks.has_tensor(sampling) or (draft_sampling is not None and checks.has_tensor(draft_sampling))
+    if judged and checks.host_readable(device):
+        raise_for_bits(status, INVALID_ARGUMENT)
     return VerifyResult(
         token_ids,
         num_accepted,
@@ -169,11 +169,11 @@ def _operands(
     device: torch.device,
 ) -> tuple[Adjustment, Adjustment, tuple[torch.Tensor | None, torch.Tensor | None]]:
     """Return target and draft adjustments and the columns of a reduced vocabulary as the operator takes them."""
+    bias, allowed, draft_bias, draft_allowed, draft_to_target_ids = adjustments
     # The common round is not to pay for what it does not use.
-    if all(value is None for value in adjustments):
+    if bias is allowed is draft_bias is draft_allowed is draft_to_target_ids is None:
         return NO_ADJUSTMENT, NO_ADJUSTMENT, (None, None)
     batch, flat = shape.batch, len(shape.targets) == 1
-    bias, allowed, draft_bias, draft_allowed, draft_to_target_ids = adjustments
     target = Adjustment(
         *bias_operands("logit_bias", bias, batch, vocab, target_is_probs, device),
         allowed_operand("allowed_tokens", allowed, batch, shape.targets[-1], vocab, flat, device),
