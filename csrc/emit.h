@@ -48,8 +48,8 @@ static void shard_weights(const Sampled& sampled, int64_t shard, float largest, 
 }
 
 // Scale of a shard's weights to probabilities.
-static inline double shard_scale(const Sampled& sampled, float largest) {
-  return relative_weight(sampled.law, largest, sampled.statistics.row_max) /
+static inline double shard_scale(const Sampled& sampled, double reference) {
+  return relative_weight(sampled.law, reference, sampled.statistics.row_max) /
          sampled.statistics.weight_sum;
 }
 

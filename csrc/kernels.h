@@ -18,6 +18,7 @@ namespace {
 #include "nucleus.h"
 #include "statistics.h"
 #include "emit.h"
+#include "subtract.h"
 #include "residual.h"
 #include "sample.h"
 #include "round.h"

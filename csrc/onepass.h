@@ -6,6 +6,8 @@
 
 // By how many powers of two an entry may exceed the reference: shifted by 64, eight such weights stay finite.
 constexpr float LARGEST_EXPONENT = 48.0f;
+// By how many it may fall short: 2^-160 rounds to 0, and a shift by 64 keeps it normal.
+constexpr float LOWEST_EXPONENT = 160.0f;
 constexpr float WIDEST_EXPONENT = 0x1p20f;
 constexpr int64_t HALF = LANES / 2;
 
@@ -67,7 +69,7 @@ static float largest_of_chunk(const Source& source) {
 template <class Source>
 static bool sum_relative_to(float exponent, const Source& source, int64_t padded, const ExponentialScale scale,
                             ShardSum* whole) {
-  const float magic = MAGIC - exponent, lowest = (exponent - 160.0f) / scale.high;
+  const float magic = MAGIC - exponent, lowest = (exponent - LOWEST_EXPONENT) / scale.high;
   float largest[LANES], checks[HALF];
   double lanes[LANES] = {};
   for (int64_t lane = 0; lane < LANES; ++lane) largest[lane] = lowest;
@@ -98,18 +100,28 @@ static bool sum_relative_to(float exponent, const Source& source, int64_t padded
   return whole->largest * scale.high - exponent <= LARGEST_EXPONENT && check == check && whole->mass >= 0.0;
 }
 
+// The value whose weight is 2^exponent.
+static inline double reference_of(float exponent, const Law& law) {
+  return static_cast<double>(exponent) * 0.69314718055994530942 * law.temperature;
+}
+
 template <class Source>
 static bool sum_source(const Source& source, int64_t padded, const Law& law, ShardSum* sum) {
   const float exponent = __builtin_rintf(largest_of_chunk(source) * law.scale.high);
   if (!(exponent > -WIDEST_EXPONENT && exponent < WIDEST_EXPONENT)) return false;
-  sum->reference = static_cast<double>(exponent) * 0.69314718055994530942 * law.temperature;
+  sum->reference = reference_of(exponent, law);
   return sum_relative_to(exponent, source, padded, law.scale, sum);
+}
+
+// Whether entries of 16 bits are widened as they are read.
+static inline bool reads_pairs(const Row& row, int64_t count) {
+  return row.dtype != DType::FLOAT32 && !row.adjusts() && count % CHUNK == 0;
 }
 
 // Sums a shard of logits; returns false where that takes a second reading.
 static bool sum_in_one_reading(const Row& row, const Law& law, int64_t shard, float* buffer, ShardSum* sum) {
   const int64_t begin = shard * SHARD, count = begin + SHARD < row.vocab ? SHARD : row.vocab - begin;
-  if (row.dtype == DType::FLOAT32 || row.adjusts() || count % CHUNK) {
+  if (!reads_pairs(row, count)) {
     const Entries entries = load_shard(row, shard, buffer);
     return sum_source(FloatSource{entries.values}, entries.padded, law, sum);
   }

@@ -96,6 +96,9 @@ class DraftReceipt:
 def _visibly_differ(name: str, made: float | torch.Tensor, given: float | torch.Tensor, vocab: int) -> bool:
     if made is given:
         return False
+    # Equal numbers of one type are the common case, and tensors of them would cost more than the call they are for.
+    if type(made) is type(given) and not isinstance(made, torch.Tensor) and made == given:
+        return False
     tensors = [value for value in (made, given) if isinstance(value, torch.Tensor)]
     # Values on a device, or under a trace, cannot be compared without waiting for them.
     if any(tensor.device.type != "cpu" for tensor in tensors) or (tensors and torch.compiler.is_compiling()):
