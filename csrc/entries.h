@@ -99,6 +99,19 @@ SPECKER_INLINE float largest_lane(const float* lanes) {
   }
 }
 
+// By halves, since each addition waits for the one before it.
+template <int64_t WIDTH, class Value>
+SPECKER_INLINE Value sum_of_lanes(const Value* lanes) {
+  if constexpr (WIDTH == 1) {
+    return lanes[0];
+  } else {
+    Value folded[WIDTH / 2];
+#pragma omp simd
+    for (int64_t lane = 0; lane < WIDTH / 2; ++lane) folded[lane] = lanes[lane] + lanes[lane + WIDTH / 2];
+    return sum_of_lanes<WIDTH / 2>(folded);
+  }
+}
+
 struct Measure {
   float largest;
   bool valid;

@@ -92,11 +92,8 @@ static bool sum_relative_to(float exponent, const Source& source, int64_t padded
     }
   }
   whole->largest = largest_lane<LANES>(largest);
-  whole->mass = 0.0;
-  for (int64_t lane = 0; lane < LANES; ++lane) whole->mass += lanes[lane];
-  whole->mass *= EXPONENT_SHIFT;
-  float check = 0.0f;
-  for (int64_t lane = 0; lane < HALF; ++lane) check += checks[lane];
+  whole->mass = sum_of_lanes<LANES>(lanes) * EXPONENT_SHIFT;
+  const float check = sum_of_lanes<HALF>(checks);
   return whole->largest * scale.high - exponent <= LARGEST_EXPONENT && check == check && whole->mass >= 0.0;
 }
 

@@ -113,7 +113,7 @@ static double sum_residual(const Source& target, const Source& draft, int64_t pa
       lanes[lane] += static_cast<double>(sum), lanes[HALF + lane] += static_cast<double>(rest);
     }
   }
-  return fixed_sum(lanes, LANES);
+  return sum_of_lanes<LANES>(lanes);
 }
 
 // Sum of a shard's residual and, where `residual` is no null, its entries.

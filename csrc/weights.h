@@ -43,9 +43,8 @@ static double fixed_sum(const Value* values, int64_t count) {
 #pragma omp simd
     for (int64_t lane = 0; lane < WIDTH; ++lane) lanes[lane] += static_cast<double>(values[index + lane]);
   }
-  double sum = 0.0;
+  double sum = sum_of_lanes<WIDTH>(lanes);
   for (int64_t index = whole; index < count; ++index) sum += static_cast<double>(values[index]);
-  for (int64_t lane = 0; lane < WIDTH; ++lane) sum += lanes[lane];
   return sum;
 }
 
@@ -82,8 +81,7 @@ static double sum_chunks(const Law& law, const Entries& entries, float reference
       lanes[lane] += static_cast<double>(low + high);
     }
   }
-  double sum = 0.0;
-  for (int64_t lane = 0; lane < LANES; ++lane) sum += lanes[lane];
+  const double sum = sum_of_lanes<LANES>(lanes);
   return WEIGHING == Weighing::EXPONENTIAL ? sum * EXPONENT_SHIFT : sum;
 }
 
