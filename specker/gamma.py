@@ -39,7 +39,7 @@ class AutoGamma(NamedTuple):
     """Cost of a round's target pass and verification for gamma 0, 1, ..., max_gamma, in units of gamma 0."""
     draft_cost: float | None = None
     """Cost of one draft token in the same unit."""
-    memory: float = 0.95
+    memory: float = 0.98
     """Weight of a round's acceptance relative to that of the round after it, in (0, 1]."""
     probe_every: int = 64
     """After so many rounds without a draft one token is drafted, to see whether that pays again; 0 is never."""
@@ -106,7 +106,7 @@ class CostModelPolicy:
     One gamma serves the whole batch, since a pass is as wide as its longest block.
 
     Example:
-        >>> policy = CostModelPolicy(AutoGamma(target_cost=[1.0, 1.1, 1.2], draft_cost=0.1, max_gamma=2), batch=1)
+        >>> policy = CostModelPolicy(AutoGamma(target_cost=[1.0, 1.1, 1.3], draft_cost=0.1, max_gamma=2), batch=1)
         >>> policy.choose([0], [SequenceStats()])
         [1]
     """
@@ -116,8 +116,8 @@ class CostModelPolicy:
     def __init__(self, settings: AutoGamma, batch: int) -> None:
         self.choices: list[GammaChoice] = []
         self._settings = settings
-        # As if one draft token had been seen, accepted by half; it fades like the rounds behind it.
-        self._arrivals, self._accepted = [1.0] * batch, [0.5] * batch
+        # As if a tenth of a draft token had been seen, accepted by half: what is measured outweighs it at once.
+        self._arrivals, self._accepted = [0.1] * batch, [0.05] * batch
         self._pass_seconds: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
         self._draft_seconds: deque[float] = deque(maxlen=_REMEMBERED)
         self._num_plain, self._num_drafting, self._num_explored, self._num_idle = 0, 0, 0, 0

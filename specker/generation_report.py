@@ -76,7 +76,7 @@ def _draw_acceptance(axes: Axes, stats: GenerationStats) -> None:
     label = f"predicted: αᵏ with α = {_overlap(stats):.3f}"
     axes.plot(positions, predicted, "D--", color=_VERMILION, label=label)
     axes.set(xlabel="position k in the block", ylabel="acceptance (no unit)", ylim=(0.0, 1.25), xticks=positions)
-    axes.set_title("Acceptance by position")
+    axes.set_title("Acceptance by position", fontsize=10)
     axes.legend(loc="upper right", fontsize=8)
 
 
@@ -91,7 +91,8 @@ def _draw_tokens(axes: Axes, stats: GenerationStats) -> None:
     mean = stats.emitted / stats.rounds
     axes.set(xlabel="tokens of a sequence per target pass", ylabel="share of rounds (no unit)", ylim=(0.0, 1.1))
     axes.set_xticks(range(1, len(predicted)))
-    axes.set_title(f"Tokens per target pass: {mean:.2f} measured, {predicted_tokens_per_round(stats):.2f} predicted")
+    title = f"Tokens per target pass: {mean:.2f} measured, {predicted_tokens_per_round(stats):.2f} predicted"
+    axes.set_title(title, fontsize=10)
     axes.legend(loc="upper right", fontsize=8)
 
 
