@@ -73,7 +73,7 @@ class ModelDrafter:
         token_ids: list[torch.Tensor] = []
         block = None
         for step in range(num_tokens):
-            row = self._cached.advance(nothing if step else pending, block)[:, 0, : self._vocab]
+            row = self._columns(self._cached.advance(nothing if step else pending, block)[:, 0])
             if conditions.processors is not None and self._target_ids is None:
                 drafted = torch.stack(token_ids, dim=1).tolist() if step else nothing
                 texts = [[*sequence, *more] for sequence, more in zip(sequences, drafted, strict=True)]
@@ -94,6 +94,17 @@ class ModelDrafter:
     def select(self, rows: Sequence[int]) -> None:
         """Keep only these sequences."""
         self._cached.select(rows)
+
+    def _columns(self, row: torch.Tensor) -> torch.Tensor:
+        """Return the columns that name tokens of the target."""
+        if self._target_ids is None:
+            return row[:, : self._vocab]
+        if row.shape[-1] != len(self._target_ids):
+            raise ValueError(
+                f"draft_to_target_ids: expected one id for each of {row.shape[-1]} draft columns, "
+                f"got {len(self._target_ids)}"
+            )
+        return row
 
     def _draw(self, row: torch.Tensor, position: torch.Tensor, conditions: Conditions) -> SampleResult:
         sampling = _ARG_MAX if self._greedy else conditions.draft_sampling or conditions.sampling
