@@ -48,7 +48,7 @@ results: install
 	$(VENV)/bin/python -m bench.table --write README.md
 
 docs: install
-	$(VENV)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 sanitize: install
 	$(VENV)/bin/python tests/sanitize/run.py
