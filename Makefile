@@ -41,7 +41,7 @@ lint: install
 # The first run has nothing to compare with. Processor time: steady on a busy machine.
 bench: install
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest bench --benchmark-only --benchmark-autosave --benchmark-timer=time.process_time \
-		--benchmark-group-by=group $(if $(wildcard .benchmarks/*/*.json),--benchmark-compare) $(BENCH_ARGS)
+		--benchmark-group-by=group --benchmark-columns=min,median,iqr,rounds $(if $(wildcard .benchmarks/*/*.json),--benchmark-compare) $(BENCH_ARGS)
 
 results: install
 	OMP_NUM_THREADS=1 $(VENV)/bin/specker bench --json bench/results/cpu.json --plot docs/figures/bench-cpu.png

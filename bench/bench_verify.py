@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from pathlib import Path
@@ -85,9 +86,9 @@ def _require_matplotlib(console: Console) -> None:
 
 
 def _chosen(case: str | None, quick: bool) -> list[Case]:
-    chosen = [
-        entry for entry in CASES if (entry.name in QUICK if case is None and quick else (case or "") in entry.name)
-    ]
+    if case is None:
+        return [entry for entry in CASES if not quick or entry.name in QUICK]
+    chosen = [entry for entry in CASES if case.lower() in entry.name.lower()]
     if not chosen:
         raise typer.BadParameter(f"expected part of one of {[entry.name for entry in CASES]}, got {case!r}")
     return chosen
@@ -118,13 +119,14 @@ def _run(
             console.print("\n".join(report.skipped_lines(found)), highlight=False, markup=False)
         few = [provider for provider in providers if provider.name in SWEPT]
         brief = session._replace(seconds=session.seconds / 5, min_calls=_QUICK_CALLS)
-        for size, cases in swept.items():
-            for entry in cases:
-                if _is_left_out(session, entry, results):
-                    continue
-                found = record.run_case(brief, entry, few, tell, footprints=False)
-                results.setdefault("sweeps", {}).setdefault(size, []).append(found)
-                progress.advance(task)
+        # One point of each panel in turn: a run that ends early has drawn something in all of them.
+        turns = itertools.zip_longest(*([(size, entry) for entry in cases] for size, cases in swept.items()))
+        for size, entry in filter(None, itertools.chain.from_iterable(turns)):
+            if _is_left_out(session, entry, results):
+                continue
+            found = record.run_case(brief, entry, few, tell, footprints=False)
+            results.setdefault("sweeps", {}).setdefault(size, []).append(found)
+            progress.advance(task)
 
 
 def _is_left_out(session: record.Session, case: Case, results: dict[str, Any]) -> bool:
