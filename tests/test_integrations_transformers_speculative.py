@@ -15,9 +15,10 @@ import pytest
 import torch
 import transformers
 
-from specker import InvalidInputError
+from specker import InvalidInputError, Sampling
 from specker.generation import EarlyExit, GenerationResult, PromptLookup, SkipLayers
 from specker.integrations.transformers import speculative
+from specker.integrations.transformers.processing import split_processors
 
 from . import tiny_models
 
@@ -59,6 +60,11 @@ def is_even(token_ids: torch.Tensor, _scores: Any, **_options: Any) -> torch.Ten
     return (token_ids[:, -1] % 2 == 0) & (token_ids[:, -2] % 2 == 0)
 
 
+def is_long(token_ids: torch.Tensor, _scores: Any, **_options: Any) -> torch.Tensor:
+    """End at a length that counts the padding."""
+    return torch.full((len(token_ids),), token_ids.shape[1] >= 11)
+
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "no EOS": {"eos_token_id": None},
@@ -77,6 +83,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "user's processor": {"logits_processor": PROCESSORS.LogitsProcessorList([count_on])},
     "user's filter": {"logits_processor": PROCESSORS.LogitsProcessorList([PROCESSORS.TopKLogitsWarper(5)])},
     "user's criterion": {"stopping_criteria": CRITERIA.StoppingCriteriaList([is_even])},
+    "two criteria": {"stopping_criteria": CRITERIA.StoppingCriteriaList([is_even, is_long])},
     "prefix_allowed_tokens_fn": {
         "prefix_allowed_tokens_fn": lambda row, ids: range(row, VOCAB, 1 + row + len(ids) % 2)
     },
@@ -209,6 +216,38 @@ def test_the_stream_ends_where_the_model_fails() -> None:
 def test_a_streamer_takes_one_sequence() -> None:
     with pytest.raises(ValueError, match="streamer: expected one sequence with it, got a batch of 3"):
         run(speculative(DRAFT, streamer=Recorder()))
+
+
+FILTERS = [
+    PROCESSORS.TemperatureLogitsWarper(0.7),
+    PROCESSORS.TopKLogitsWarper(9),
+    PROCESSORS.TopPLogitsWarper(0.9),
+    PROCESSORS.MinPLogitsWarper(0.05),
+]
+NO_PADDING = [torch.zeros(1, 0, dtype=torch.int64)]
+
+
+def test_filters_in_the_order_of_the_verifier_are_left_to_it() -> None:
+    sampling, processors = split_processors([*FILTERS, PROCESSORS.LogitNormalization()], NO_PADDING, do_sample=True)
+    assert (sampling, processors) == (Sampling(0.7, 9, 0.9, 0.05), None)
+    assert split_processors(FILTERS[1:3], NO_PADDING, do_sample=True) == (Sampling(1.0, 9, 0.9, 0.0), None)
+
+
+@pytest.mark.parametrize(
+    ("prepared", "num_run", "sampling"),
+    [
+        ([FILTERS[2], FILTERS[1]], 1, Sampling(top_k=9)),
+        ([FILTERS[1], FILTERS[0], FILTERS[2]], 1, Sampling(0.7, top_p=0.9)),
+        ([FILTERS[0], count_on, FILTERS[2]], 2, Sampling(top_p=0.9)),
+        ([FILTERS[0], PROCESSORS.TopKLogitsWarper(9, min_tokens_to_keep=2)], 2, Sampling()),
+        ([PROCESSORS.TopPLogitsWarper(0.9, filter_value=-3.0), FILTERS[3]], 1, Sampling(min_p=0.05)),
+    ],
+)
+def test_other_filters_run_as_they_are(prepared: list[Any], num_run: int, sampling: Sampling) -> None:
+    applied, rows = split_processors(prepared, NO_PADDING, do_sample=True)
+    assert applied == sampling
+    assert rows is not None
+    assert [*rows[0].processors] == prepared[:num_run]
 
 
 @pytest.mark.parametrize(

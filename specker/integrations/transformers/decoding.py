@@ -63,9 +63,10 @@ def speculative(
         `GenerateDecoderOnlyOutput`.
 
     Raises:
-        ValueError: from `generate`, for what cannot be kept: beams and other searches, `guidance_scale`, scores, logits,
-            attentions or hidden states in the output, static or quantised caches, a cache that holds tokens, model
-            inputs besides ids and mask, processors with a state, or a version of transformers this was not made for.
+        ValueError: from `generate`, for what cannot be kept: beams and other searches, `guidance_scale`, scores,
+            logits, attentions or hidden states in the output, static or quantised caches, a cache that holds tokens,
+            model inputs besides ids and mask, processors with a state, or a version of transformers this was not made
+            for.
         InvalidInputError: from `generate`, where a model returned NaN, infinity or nothing finite.
 
     Guarantees: the law of `model.generate` with the same generation config, processors and criteria; logits processors
