@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import inspect
 import itertools
@@ -377,3 +378,10 @@ def test_the_code_of_the_readme_runs() -> None:
     }
     exec(block, names)
     assert names["counts"].rounds > 0
+
+
+@pytest.mark.parametrize("name", ["criteria", "processing", "settings", "versions"])
+def test_examples_of_the_documentation_run(name: str) -> None:
+    results = doctest.testmod(importlib.import_module(f"specker.integrations.transformers.{name}"))
+    assert results.attempted > 0
+    assert results.failed == 0
