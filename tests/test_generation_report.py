@@ -103,6 +103,7 @@ def test_a_gamma_that_is_no_number_is_a_usage_error(folder: Path, gamma: str) ->
 
 @pytest.mark.parametrize("ending", ["png", "svg"])
 def test_the_picture_is_drawn(folder: Path, tmp_path: Path, ending: str) -> None:
+    pytest.importorskip("matplotlib")
     file = tmp_path / f"run.{ending}"
     result = generate(folder, ["abcabc"], "--plot", file, "--draft", "layers")
     assert result.exit_code == 0, result.output
@@ -110,6 +111,7 @@ def test_the_picture_is_drawn(folder: Path, tmp_path: Path, ending: str) -> None
 
 
 def test_the_picture_of_a_run_without_drafts_is_drawn_too(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
     generation_report.draw_generation(stats_of(([TokenKind.BONUS], [])), tmp_path / "plain.png")
     assert (tmp_path / "plain.png").exists()
 

@@ -17,19 +17,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 def tiny_llama(seed: int, *, vocab: int = 32, layers: int = 2, eos: int | None = None, **options: Any) -> Any:
     """Return a random Llama in float32 whose next-token distributions are far from uniform."""
+    sizes = {
+        "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "max_position_embeddings": 512, "initializer_range": 0.6, "tie_word_embeddings": False, "bos_token_id": None,
+    }  # fmt: skip
     config = transformers.LlamaConfig(
-        vocab_size=vocab,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=512,
-        initializer_range=0.6,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=eos,
-        **options,
+        vocab_size=vocab, num_hidden_layers=layers, eos_token_id=eos, **{**sizes, **options}
     )
     return _build(transformers.LlamaForCausalLM, config, seed)
 
