@@ -6,6 +6,7 @@
 #   make lint       style and types
 #   make bench      the benchmark cases in pytest-benchmark, compared with the last saved run
 #   make results    measure this machine and put the figures into bench/results, docs/figures and the README
+#                   (DEVICE=cuda for its GPU)
 #   make docs       the pages of docs/ as a site in build/site; fails on a broken link
 #   make test-transformers   the tests of the decode loop and of generate's hooks with an older transformers (4.57, or
 #                   TRANSFORMERS=5.17), in an environment of its own
@@ -20,6 +21,7 @@ VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 REQUIREMENTS := $(VENV)/requirements.stamp
 PACKAGE := $(VENV)/package.stamp
+DEVICE ?= cpu
 # One process a core and one thread a process; more than four would mostly wait for their imports.
 PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
@@ -44,7 +46,8 @@ bench: install
 		--benchmark-group-by=group --benchmark-columns=min,median,iqr,rounds $(if $(wildcard .benchmarks/*/*.json),--benchmark-compare) $(BENCH_ARGS)
 
 results: install
-	OMP_NUM_THREADS=1 $(VENV)/bin/specker bench --json bench/results/cpu.json --plot docs/figures/bench-cpu.png
+	OMP_NUM_THREADS=1 $(VENV)/bin/specker bench --device $(DEVICE) \
+		--json bench/results/$(DEVICE).json --plot docs/figures/bench-$(DEVICE).png
 	$(VENV)/bin/python -m bench.table --write README.md
 
 docs: install

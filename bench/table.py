@@ -25,6 +25,10 @@ _COLUMNS = (
     "specker, filters",
 )
 _COMPARED = (("specker", "eager / specker"), ("specker, filters", "with filters"))
+_ABSENT = (
+    "No measurement on a GPU yet: the Triton kernels are tested in the interpreter and compiled for four\n"
+    "architectures, not timed."
+)
 _BLOCK = re.compile(r"(<!-- bench: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -60,10 +64,13 @@ def caption(results: dict[str, Any]) -> str:
 
 
 def filled(page: str, results: Path = RESULTS) -> str:
-    """Return the page with the table of each marker's file between its markers."""
+    """Return the page with the table of each marker's file between its markers, or that there is none."""
 
     def fill(block: re.Match[str]) -> str:
-        measured = json.loads((results / f"{block['name']}.json").read_text())
+        file = results / f"{block['name']}.json"
+        if not file.exists():
+            return f"{block[1]}{_ABSENT}\n{block[3]}"
+        measured = json.loads(file.read_text())
         return f"{block[1]}{caption(measured)}\n\n{markdown(measured)}\n{block[3]}"
 
     return _BLOCK.sub(fill, page)

@@ -69,6 +69,18 @@ def test_another_measurement_makes_another_table(tmp_path: Path) -> None:
     assert below == "\n<!-- end -->\nbelow\n"
 
 
+def test_the_table_of_a_gpu_appears_with_its_measurement(tmp_path: Path) -> None:
+    page = "<!-- bench: cuda -->\n<!-- end -->\n"
+    assert "No measurement on a GPU yet" in table.filled(page, tmp_path)
+    results = json.loads((ROOT / "bench" / "results" / "cpu.json").read_text())
+    results["environment"] |= {"device": "NVIDIA H200", "backend": "triton"}
+    (tmp_path / "cuda.json").write_text(json.dumps(results))
+    filled = table.filled(page, tmp_path)
+    assert "No measurement" not in filled
+    assert "NVIDIA H200, read bandwidth" in filled
+    assert table.markdown(results) in filled
+
+
 def test_a_run_prints_and_writes_everything(tmp_path: Path, small_sweeps: None) -> None:
     file, picture = tmp_path / "figures.json", tmp_path / "figures.png"
     result = bench(*TINY, "--json", file, "--plot", picture)
