@@ -1,8 +1,8 @@
 """Time what sequences of different lengths cost, `python -m bench.bench_cache`: slots by position against the others.
 
 One pass of the target over a block for each of eight sequences, behind about 200 tokens each. *equal* is transformers'
-own cache with sequences of equal length, where nothing has to be done; *slots, equal* and *slots, ragged* are specker's;
-*realigned* is transformers' cache with every sequence shifted to end where the longest does, after every pass.
+own cache with sequences of equal length, where nothing has to be done; *slots, equal* and *slots, ragged* are this
+package's; *realigned* is transformers' cache with every sequence shifted to end where the longest does, after every pass.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ its own positions 0, 1, 2, ... of one buffer: a rejected token's slot is simply 
 lies behind a sequence's end is masked out. There are no holes to close and nothing to realign, and the buffer grows by
 half from time to time where transformers' own cache is copied in every pass.
 
-What it costs, measured by `python -m bench.bench_cache` (eight sequences behind 200 tokens, five tokens each, a model of
-135 million parameters on one thread): a pass over sequences of different lengths takes 2 to 5 % more than one over
+What it costs, measured by `python -m bench.bench_cache` (eight sequences behind 200 tokens, five tokens each, a model
+of 135 million parameters on one thread): a pass over sequences of different lengths takes 2 to 5 % more than one over
 equal lengths, for the mask; shifting them to a common end after every pass would take about 25 % more.
 """
 
