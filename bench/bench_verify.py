@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from . import plots, record, report
+from . import footprint, plots, record, report
 from .cases import CASES, QUICK, Case, sweeps
 from .gate import DisagreementError
 from .machine import default_device, environment
@@ -57,6 +57,7 @@ def bench(
             **environment(where, threads),
             "memory_bandwidth": session.memory_bandwidth,
             "clock": "processor time" if processor_time else "wall clock",
+            "peak_memory": footprint.peak_method(where),
         },
         "cases": [],
         "left_out": [],

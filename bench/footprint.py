@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,12 @@ def peak_method(device: torch.device) -> str:
     """Say how peak_bytes measures."""
     if device.type != "cpu":
         return "the accelerator's allocator"
-    return "growth of resident memory" if _CLEAR_REFS.exists() else "torch's allocator"
+    return "growth of resident memory" if _tells_residence() else "torch's allocator"
+
+
+def _tells_residence() -> bool:
+    """Whether the system lets a process reset the mark of its largest residence (Linux)."""
+    return os.access(_CLEAR_REFS, os.W_OK)
 
 
 def peak_bytes(call: Call, device: torch.device) -> int:
@@ -98,14 +104,16 @@ def peak_bytes(call: Call, device: torch.device) -> int:
         before = torch.accelerator.memory_allocated(device)
         call()
         return torch.accelerator.max_memory_allocated(device) - before
-    if _CLEAR_REFS.exists():
+    if _tells_residence():
         return min(_resident_growth(call) for _ in range(3))
     return _allocator_peak(call)
 
 
 def _resident_growth(call: Call) -> int:
     # Freed memory that the C library keeps would hide what the call takes again.
-    ctypes.CDLL(None).malloc_trim(0)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
     _CLEAR_REFS.write_text("5")
     before = _resident("VmHWM")
     call()

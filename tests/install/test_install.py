@@ -73,6 +73,7 @@ def test_pip_install_gives_the_package_with_its_extension(
     assert found["cpp"] == ""
     assert found["token_ids"] == RIGHT_TOKENS
     assert (tmp_path / "venv" / "bin" / "specker").exists()
+    assert "Usage" in output_of(python, "-m", "specker.bench.bench_verify", "--help", cwd=tmp_path)
 
 
 @needs_compiler
@@ -108,11 +109,12 @@ def test_the_pure_wheel_verifies_on_the_reference_and_says_what_is_missing(
     assert found["token_ids"] == RIGHT_TOKENS
 
 
-def test_the_folder_kernels_can_never_be_a_regular_package(source_tree: Path) -> None:
-    assert not (source_tree / "kernels" / "__init__.py").exists()
-    link = source_tree / "specker" / "kernels"
+@pytest.mark.parametrize("folder", ["bench", "kernels"])
+def test_the_linked_folders_can_never_be_regular_packages(folder: str, source_tree: Path) -> None:
+    assert not (source_tree / folder / "__init__.py").exists()
+    link = source_tree / "specker" / folder
     assert link.is_symlink()
-    assert str(link.readlink()) == "../kernels"
+    assert str(link.readlink()) == f"../{folder}"
 
 
 def test_hugging_faces_kernels_wins_its_name_in_the_root_of_the_tree(
