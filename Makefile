@@ -10,6 +10,9 @@
 #   make docs       the pages of docs/ as a site in build/site; fails on a broken link
 #   make test-transformers   the tests of the decode loop and of generate's hooks with an older transformers (4.57, or
 #                   TRANSFORMERS=5.17), in an environment of its own
+#   make peers      tests and kernels of vLLM, SGLang and FlashInfer against the adapters, in Triton's interpreter; fetches
+#                   their sources into build/peers (10 minutes)
+#   make hub-kernel the package in the layout of Hugging Face's kernel hub, in build/torch-cuda and build/torch-cpu
 #   make sanitize   the C++ kernels under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer (GCC; 2 minutes)
 #
 # The pinned torch comes from whatever index pip is set up with. On Linux the default one serves the CUDA build, several
@@ -25,7 +28,7 @@ DEVICE ?= cpu
 # One process a core and one thread a process; more than four would mostly wait for their imports.
 PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
-.PHONY: install demo test lint bench results docs sanitize
+.PHONY: install demo test lint bench results docs sanitize peers hub-kernel
 
 install: $(PACKAGE)
 
@@ -52,6 +55,12 @@ results: install
 
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+
+peers: install
+	$(VENV)/bin/python tests/peers/run.py
+
+hub-kernel: install
+	$(VENV)/bin/python -m specker.hub build
 
 sanitize: install
 	$(VENV)/bin/python tests/sanitize/run.py
