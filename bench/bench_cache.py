@@ -2,7 +2,8 @@
 
 One pass of the target over a block for each of eight sequences, behind about 200 tokens each. *equal* is transformers'
 own cache with sequences of equal length, where nothing has to be done; *slots, equal* and *slots, ragged* are this
-package's; *realigned* is transformers' cache with every sequence shifted to end where the longest does, after every pass.
+package's; *realigned* is transformers' cache with every sequence shifted, after every pass, to end where the longest
+does.
 """
 
 from __future__ import annotations
