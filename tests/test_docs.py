@@ -6,6 +6,7 @@ import doctest
 import importlib
 import importlib.util
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,8 +15,10 @@ from types import ModuleType
 
 import pytest
 import torch
+import typer
 
 import specker
+from specker import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -122,3 +125,36 @@ def test_every_public_name_is_in_the_reference() -> None:
     documented = {line.split(".")[-1] for line in pages.splitlines() if line.startswith("::: ")}
     public = {name for name in specker.__all__ if name != "__version__"}
     assert public <= documented
+
+
+PROSE = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+_CODE = re.compile(r"```sh\n.*?```|`[^`\n]+(?:\n[^`\n]+)?`", re.DOTALL)
+
+
+def _commands(tool: str) -> set[tuple[str, ...]]:
+    """Return what follows a tool's name wherever the pages show a command of it, to the end of the line."""
+    code = "\n".join(match[0].strip("`") for page in PROSE for match in _CODE.finditer(page.read_text("utf-8")))
+    found = re.findall(rf"(?:^|&& ){tool} ((?:.+\\\n)*.+)", code, flags=re.MULTILINE)
+    return {tuple(command.split("  #")[0].split()) for command in found}
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
+def test_the_files_that_a_page_links_exist(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_the_targets_that_the_pages_name_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    named = {words[0] for words in _commands("make")}
+    assert {"demo", "test", "bench"} <= named <= targets
+
+
+def test_the_commands_that_the_pages_name_exist_with_their_options() -> None:
+    commands = typer.main.get_command(cli.app).commands
+    named = _commands("specker")
+    assert {"bench", "doctor", "generate"} <= {words[0] for words in named} <= set(commands)
+    for command, *words in named:
+        options = {option for parameter in commands[command].params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= options
