@@ -240,7 +240,7 @@ def test_filters_in_the_order_of_the_verifier_are_left_to_it() -> None:
         ([FILTERS[2], FILTERS[1]], 1, Sampling(top_k=9)),
         ([FILTERS[1], FILTERS[0], FILTERS[2]], 1, Sampling(0.7, top_p=0.9)),
         ([FILTERS[0], count_on, FILTERS[2]], 2, Sampling(top_p=0.9)),
-        ([FILTERS[0], PROCESSORS.TopKLogitsWarper(9, min_tokens_to_keep=2)], 2, Sampling()),
+        ([FILTERS[0], PROCESSORS.TopPLogitsWarper(0.9, min_tokens_to_keep=2)], 2, Sampling()),
         ([PROCESSORS.TopPLogitsWarper(0.9, filter_value=-3.0), FILTERS[3]], 1, Sampling(min_p=0.05)),
     ],
 )
