@@ -138,9 +138,8 @@ def _is_left_out(session: record.Session, case: Case, results: dict[str, Any]) -
 
 def _finish(console: Console, session: record.Session, results: dict[str, Any]) -> None:
     console.print(report.EXPLANATION, style="dim")
-    for name, words in session.laws.items():
-        console.print(f"gate: {name} follows {words}", highlight=False, markup=False)
-    console.print("gate: every form of specker gave the reference's tokens under the same seeds", highlight=False)
+    for line in report.gate_lines(results["cases"]):
+        console.print(line, highlight=False, markup=False)
     if results["left_out"]:
         console.print(f"left out for want of time: {', '.join(results['left_out'])}", highlight=False)
     warning = session.bystanders.warning()

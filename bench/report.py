@@ -71,3 +71,13 @@ def _digits(value: float) -> str:
 def skipped_lines(record: Record) -> list[str]:
     """Return one line for each provider that did not run, with its reason."""
     return [f"  skipped {name}: {reason}" for name, reason in record["skipped"].items()]
+
+
+def gate_lines(records: list[Record]) -> list[str]:
+    """Return how the providers agreed with the reference, those that did alike in one line."""
+    agreed: dict[str, list[str]] = {}
+    for name, words in {
+        name: found["gate"] for record in records for name, found in record["providers"].items()
+    }.items():
+        agreed.setdefault(words, []).append(name)
+    return [f"gate: {' | '.join(names)}: {words}" for words, names in agreed.items()]
