@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
@@ -48,30 +49,21 @@ def bench(
         _require_matplotlib(console)
     where = default_device() if device is None else torch.device(device)
     processor_time = threads == 1 and where.type == "cpu"
-    budget = seconds or (_QUICK_SECONDS if quick else _SECONDS)
-    session = record.start(where, budget, processor_time=processor_time)
+    session = record.start(where, seconds or (_QUICK_SECONDS if quick else _SECONDS), processor_time=processor_time)
     if quick:
         session = session._replace(min_calls=_QUICK_CALLS, deadline=began + _QUICK_DEADLINE)
-    results: dict[str, Any] = {
-        "environment": {
-            **environment(where, threads),
-            "memory_bandwidth": session.memory_bandwidth,
-            "clock": "processor time" if processor_time else "wall clock",
-            "peak_memory": footprint.peak_method(where),
-        },
-        "cases": [],
-        "left_out": [],
-    }
-    report.print_machine(console, results["environment"])
     providers = [provider for provider in all_providers() if compiled or provider.name != COMPILED]
+    run = _Run(console, session, providers, _Results(_environment(session, threads), [], {}, []))
+    report.print_machine(console, run.results.environment)
     try:
-        _run(console, session, chosen, providers, results, sweeps(quick=quick) if plot else {})
+        run.measure(chosen, sweeps(quick=quick) if plot else {})
     except DisagreementError as error:
         console.print(f"refused: {error}", style="bold", markup=False)
         raise typer.Exit(1) from error
-    _finish(console, session, results)
+    run.finish()
+    results = record.rounded(run.results._asdict())
     if json_file is not None:
-        json_file.write_text(json.dumps(record.rounded(results), indent=1) + "\n")
+        json_file.write_text(json.dumps(results, indent=1) + "\n")
     if plot is not None:
         plots.draw(results, plot)
         console.print(f"picture: {plot}")
@@ -95,59 +87,81 @@ def _chosen(case: str | None, quick: bool) -> list[Case]:
     return chosen
 
 
-def _run(
-    console: Console,
-    session: record.Session,
-    chosen: list[Case],
-    providers: list[Provider],
-    results: dict[str, Any],
-    swept: dict[str, tuple[Case, ...]],
-) -> None:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("starting", total=len(chosen) + sum(map(len, swept.values())))
-
-        def tell(words: str) -> None:
-            progress.update(task, description=words)
-
-        for entry in chosen:
-            if _is_left_out(session, entry, results):
-                continue
-            found = record.run_case(session, entry, providers, tell)
-            results["cases"].append(found)
-            progress.advance(task)
-            console.print(report.case_table(found))
-            console.print("\n".join(report.skipped_lines(found)), highlight=False, markup=False)
-        few = [provider for provider in providers if provider.name in SWEPT]
-        brief = session._replace(seconds=session.seconds / 5, min_calls=_QUICK_CALLS)
-        # One point of each panel in turn: a run that ends early has drawn something in all of them.
-        turns = itertools.zip_longest(*([(size, entry) for entry in cases] for size, cases in swept.items()))
-        for size, entry in filter(None, itertools.chain.from_iterable(turns)):
-            if _is_left_out(session, entry, results):
-                continue
-            found = record.run_case(brief, entry, few, tell, footprints=False)
-            results.setdefault("sweeps", {}).setdefault(size, []).append(found)
-            progress.advance(task)
+def _environment(session: record.Session, threads: int) -> dict[str, Any]:
+    return {
+        **environment(session.device, threads),
+        "memory_bandwidth": session.memory_bandwidth,
+        "clock": "processor time" if session.clock is time.process_time else "wall clock",
+        "peak_memory": footprint.peak_method(session.device),
+    }
 
 
-def _is_left_out(session: record.Session, case: Case, results: dict[str, Any]) -> bool:
-    if session.is_late():
-        results["left_out"].append(case.name)
-    return session.is_late()
+class _Results(NamedTuple):
+    """What is written to the file."""
+
+    environment: dict[str, Any]
+    cases: list[record.Record]
+    sweeps: dict[str, list[record.Record]]
+    left_out: list[str]
 
 
-def _finish(console: Console, session: record.Session, results: dict[str, Any]) -> None:
-    console.print(report.EXPLANATION, style="dim")
-    for line in report.gate_lines(results["cases"]):
-        console.print(line, highlight=False, markup=False)
-    if results["left_out"]:
-        console.print(f"left out for want of time: {', '.join(results['left_out'])}", highlight=False)
-    warning = session.bystanders.warning()
-    results["environment"]["other_cores_busy"] = session.bystanders.cores()
-    results["environment"]["warning"] = warning
-    if warning:
-        clock = results["environment"]["clock"]
-        console.print(f"Not a quiet machine: {warning} ({clock} is shown).", style="bold", highlight=False)
+class _Run(NamedTuple):
+    """A run of the command: what it measures with, and what has come of it."""
+
+    console: Console
+    session: record.Session
+    providers: list[Provider]
+    results: _Results
+
+    def measure(self, chosen: list[Case], swept: dict[str, tuple[Case, ...]]) -> None:
+        """Run the cases, printing each, and then the shapes of the scaling panels."""
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            task = progress.add_task("starting", total=len(chosen) + sum(map(len, swept.values())))
+
+            def tell(words: str) -> None:
+                progress.update(task, description=words)
+
+            for entry in filter(self._has_time, chosen):
+                self._measure_case(entry, tell)
+                progress.advance(task)
+            # One point of each panel in turn: a run that ends early has drawn something in all of them.
+            turns = itertools.zip_longest(*([(size, entry) for entry in entries] for size, entries in swept.items()))
+            for size, entry in filter(None, itertools.chain.from_iterable(turns)):
+                if self._has_time(entry):
+                    self._measure_point(size, entry, tell)
+                progress.advance(task)
+
+    def _measure_case(self, case: Case, tell: Callable[[str], None]) -> None:
+        found = record.run_case(self.session, case, self.providers, tell)
+        self.results.cases.append(found)
+        self.console.print(report.case_table(found))
+        self.console.print("\n".join(report.skipped_lines(found)), highlight=False, markup=False)
+
+    def _measure_point(self, size: str, case: Case, tell: Callable[[str], None]) -> None:
+        brief = self.session._replace(seconds=self.session.seconds / 5, min_calls=_QUICK_CALLS)
+        few = [provider for provider in self.providers if provider.name in SWEPT]
+        found = record.run_case(brief, case, few, tell, footprints=False)
+        self.results.sweeps.setdefault(size, []).append(found)
+
+    def _has_time(self, case: Case) -> bool:
+        late = self.session.is_late()
+        if late:
+            self.results.left_out.append(case.name)
+        return not late
+
+    def finish(self) -> None:
+        """Print what the figures mean, how the gate was passed, and who else was at work."""
+        self.console.print(report.EXPLANATION, style="dim")
+        for line in report.gate_lines(self.results.cases):
+            self.console.print(line, highlight=False, markup=False)
+        if self.results.left_out:
+            self.console.print(f"left out for want of time: {', '.join(self.results.left_out)}", highlight=False)
+        bystanders, known = self.session.bystanders, self.results.environment
+        known |= {"other_cores_busy": bystanders.cores(), "warning": bystanders.warning()}
+        if known["warning"]:
+            words = f"Not a quiet machine: {known['warning']} ({known['clock']} is shown)."
+            self.console.print(words, style="bold", highlight=False)
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

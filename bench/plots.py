@@ -97,7 +97,7 @@ def _bars(axes: Any, records: list[Record]) -> None:
     # Room for the legend above the highest bar.
     axes.set_ylim(top=axes.get_ylim()[1] * 20)
     axes.set_ylabel("ms a round (pale: with cold caches)")
-    axes.legend(fontsize=8, ncols=3)
+    axes.legend(fontsize=8, ncols=3, loc="upper left")
 
 
 def _case_label(record: Record) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,10 +21,16 @@ def _eager(function: Callable[..., Any]) -> Callable[[Inputs], Call]:
 
 
 def _compiled(inputs: Inputs) -> Call:
-    # One graph a shape, as a server would compile it; without the reset a limit on graphs would silently end compiling.
-    torch.compiler.reset()
-    graph = torch.compile(eager_round, dynamic=False)
+    graph = _graph(inputs.target_logits.shape, inputs.target_logits.dtype, inputs.target_logits.device)
     return lambda: graph(*inputs[:3])
+
+
+@functools.lru_cache(maxsize=1)
+def _graph(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Callable[..., Any]:  # noqa: ARG001
+    """Return a graph for one shape, as a server would compile it; the gate and the timing share it."""
+    # Without the reset a limit on graphs would silently end compiling.
+    torch.compiler.reset()
+    return torch.compile(eager_round, dynamic=False)
 
 
 def _specker(sampling: specker.Sampling, *, draft_rows: bool = True, receipt: bool = False) -> Callable[[Inputs], Call]:

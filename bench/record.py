@@ -15,7 +15,7 @@ from .cases import Case, Inputs, accepted, make_inputs
 from .eager import FILTERED, PLAIN
 from .machine import Bystanders, Reader
 from .provider import Call, Provider
-from .timing import MIN_CALLS, Timing, measure
+from .timing import MIN_CALLS, Timing, Timings, measure
 
 Record = dict[str, Any]
 
@@ -55,43 +55,60 @@ def run_case(
     Raises:
         gate.DisagreementError: a provider decides otherwise than the reference.
     """
-    record: Record = {**case._asdict(), "case": case.name, "dtype": str(case.dtype).removeprefix("torch.")}
-    del record["name"]
     inputs = {sampling: make_inputs(case, sampling, session.device) for sampling in (PLAIN, FILTERED)}
-    record["skipped"] = {}
-    prepared: dict[str, tuple[Provider, Call]] = {}
-    gates: dict[str, str] = {}
+    prepared: dict[str, _Prepared] = {}
+    skipped: dict[str, str] = {}
     for provider in providers:
         reason = provider.why_not(case, session.device)
         if reason:
-            record["skipped"][provider.name] = reason
+            skipped[provider.name] = reason
             continue
         tell(f"{case.name}: {provider.name} against the reference")
         rows = inputs[provider.sampling]
-        gates[provider.name] = gate.check(provider, case, rows, session.laws)
-        prepared[provider.name] = (provider, provider.make(rows))
+        agreed = gate.check(provider, case, rows, session.laws)
+        prepared[provider.name] = _Prepared(provider, provider.make(rows), _floor_bytes(case, provider, rows), agreed)
     tell(f"{case.name}: timing {len(prepared)} providers in turn")
+    timings = _timings(session, prepared)
+    return {
+        "case": case.name,
+        "batch": case.batch,
+        "gamma": case.gamma,
+        "vocab": case.vocab,
+        "dtype": str(case.dtype).removeprefix("torch."),
+        "skipped": skipped,
+        "providers": {
+            name: {
+                "gate": ready.gate,
+                "warm": _with_floor(timings[name].warm, ready.floor, session.reader.bandwidth(ready.floor)),
+                "cold": _with_floor(timings[name].cold, ready.floor, session.memory_bandwidth),
+                "floor_bytes": ready.floor,
+                **(_footprint(session, ready) if footprints else {}),
+            }
+            for name, ready in prepared.items()
+        },
+    }
+
+
+class _Prepared(NamedTuple):
+    """A provider that has passed the gate."""
+
+    provider: Provider
+    call: Call
+    floor: int
+    gate: str
+
+
+def _timings(session: Session, prepared: dict[str, _Prepared]) -> dict[str, Timings]:
     gc.collect()
     with session.bystanders:
-        timings = measure(
-            {name: call for name, (_, call) in prepared.items()},
+        return measure(
+            {name: ready.call for name, ready in prepared.items()},
             seconds=session.seconds,
             evict=session.reader.evict,
             device=session.device,
             clock=session.clock,
             min_calls=session.min_calls,
         )
-    record["providers"] = {}
-    for name, (provider, call) in prepared.items():
-        rows = inputs[provider.sampling]
-        floor = _floor_bytes(case, provider, rows)
-        record["providers"][name] = {
-            "gate": gates[name],
-            **{state: _with_shares(session, timing, floor, state) for state, timing in timings[name]._asdict().items()},
-            "floor_bytes": floor,
-            **(_footprint(session, provider, call, floor) if footprints else {}),
-        }
-    return record
 
 
 def rounded(value: Any) -> Any:
@@ -103,10 +120,10 @@ def rounded(value: Any) -> Any:
     return [rounded(entry) for entry in value] if isinstance(value, list) else value
 
 
-def _footprint(session: Session, provider: Provider, call: Call, floor: int) -> Record:
+def _footprint(session: Session, ready: _Prepared) -> Record:
     return {
-        "moved_bytes": footprint.moved_bytes(provider, call, floor),
-        "peak_bytes": footprint.peak_bytes(call, session.device),
+        "moved_bytes": footprint.moved_bytes(ready.provider, ready.call, ready.floor),
+        "peak_bytes": footprint.peak_bytes(ready.call, session.device),
     }
 
 
@@ -116,7 +133,6 @@ def _floor_bytes(case: Case, provider: Provider, inputs: Inputs) -> int:
     return footprint.floor_bytes(case, provider, num_accepted, lazy=num_accepted.device.type == "cpu")
 
 
-def _with_shares(session: Session, timing: Timing, floor: int, state: str) -> Record:
-    """Return a timing with the seconds that reading the floor takes, from a cache where it may still lie there."""
-    bandwidth = session.reader.bandwidth(floor) if state == "warm" else session.memory_bandwidth
+def _with_floor(timing: Timing, floor: int, bandwidth: float) -> Record:
+    """Return a timing with the seconds that reading the floor takes: from a cache where it may still lie there."""
     return {**timing._asdict(), "floor_seconds": floor / bandwidth}
