@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from specker.integrations import flashinfer, sglang
 from specker.integrations import vllm as adapters
 from specker.integrations.vllm import VersionError, patch
 
@@ -181,3 +183,18 @@ def test_a_vllm_that_does_not_import_shows_its_own_error(
     modules["vllm"].__path__ = [str(tmp_path)]
     with pytest.raises(ModuleNotFoundError, match="a_package_that_is_absent"):
         patch()
+
+
+def test_the_lines_of_the_readme_swap_the_functions_in(install: Callable[..., dict[str, ModuleType]]) -> None:
+    text = (Path(__file__).resolve().parents[1] / "README.md").read_text()
+    (block,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "vllm.patch()" in block]
+    modules = install()
+    names: dict[str, Any] = {
+        "flashinfer": SimpleNamespace(sampling=SimpleNamespace()),
+        "eagle_utils": SimpleNamespace(),
+    }
+    exec(block, names)
+    names["handle"].restore()
+    assert functions_of(modules) == [batch_function, slots_function]
+    assert names["flashinfer"].sampling.chain_speculative_sampling is flashinfer.chain_speculative_sampling
+    assert names["eagle_utils"].chain_speculative_sampling_triton is sglang.chain_speculative_sampling_triton

@@ -208,7 +208,7 @@ def test_drafts_without_logits_are_point_masses() -> None:
         ({"num_speculative_steps": 2, "draft_logits": None}, ValueError, "num_draft_tokens"),
         ({"cu_num_logits": torch.zeros(4).int()}, ValueError, r"cu_num_logits: expected shape \(5\)"),
         ({"draft_sampled": torch.zeros(9).int()}, ValueError, r"draft_sampled: expected shape \(10\)"),
-        ({"pos": torch.zeros(10).int()}, TypeError, "pos: expected dtype int64"),
+        ({"pos": torch.zeros(10)}, TypeError, "pos: expected dtype int64 or int32"),
         ({"idx_mapping": torch.zeros(4)}, TypeError, "idx_mapping: expected dtype"),
         ({"expanded_idx_mapping": torch.zeros(9).int()}, ValueError, r"expanded_idx_mapping: expected shape \(10\)"),
         ({"expanded_local_pos": torch.zeros(9).int()}, ValueError, r"expanded_local_pos: expected shape \(10\)"),

@@ -71,8 +71,11 @@ def chain_speculative_sampling(
         >>> chain_speculative_sampling(draft_probs, torch.tensor([[1]]), target_probs)[0]
         tensor([[1, 0]], dtype=torch.int32)
     """
-    target = checks.check_rows("target_probs", target_probs, (None, None, None), None)
-    batch, rows, device = target.shape[0], target.shape[1], target.device
+    target = target_probs
+    if not isinstance(target, torch.Tensor) or target.dim() != 3:
+        checks.check_rows("target_probs", target, (None, None, None), None)
+    batch, rows, _ = target.shape
+    device = target.device
     for name, counter in (
         ("maybe_output_accepted_token_num", maybe_output_accepted_token_num),
         ("maybe_output_emitted_draft_token_num", maybe_output_emitted_draft_token_num),

@@ -6,6 +6,7 @@ spelling) says where in `predicts` a slot writes the token that follows it.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -49,7 +50,8 @@ def chain_speculative_sampling_triton(
         retrive_index: `(batch, slots)` int32 or int64, distinct indices into `predicts`.
         retrive_next_token: `(batch, slots)` the child of a slot in its request, -1 for none; None: a full chain.
         retrive_next_sibling: `(batch, slots)` the next child of the same parent, -1 for none; None: no siblings.
-        uniform_samples: `(batch, >= slots - 1)` float32 or float64 in [0, 1), one an acceptance.
+        uniform_samples: `(batch, >= slots - 1)` float32 or float64 in [0, 1), one an acceptance; SGLang has `slots`
+            columns.
         uniform_samples_for_final_sampling: `(batch,)` likewise, for the recovered or bonus token.
         target_probs: `(batch, slots, vocab)` float32, bfloat16 or float16, read where it lies.
         draft_probs: `(batch, >= slots - 1, vocab)` likewise.
@@ -199,6 +201,9 @@ def _chain_lengths(
     """Return the draft tokens of each chain, -1 for a tree; None where no links say so."""
     batch, slots = shape
     length = None
+    # The common case costs two comparisons where values may be looked at.
+    if checks.host_readable(device) and _full_chains(next_token, next_sibling, shape):
+        return None
     indices = torch.arange(slots, device=device)
     if next_token is not None:
         checks.check_index("retrive_next_token", next_token, shape, device)
@@ -221,29 +226,48 @@ def _chain_lengths(
     return length
 
 
+@functools.lru_cache(maxsize=64)
+def _links_of_a_chain(slots: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    children = torch.arange(1, slots + 1, dtype=dtype)
+    children[-1] = -1
+    return children, torch.full_like(children, -1)
+
+
+def _full_chains(next_token: torch.Tensor | None, next_sibling: torch.Tensor | None, shape: tuple[int, int]) -> bool:
+    for links, index in ((next_token, 0), (next_sibling, 1)):
+        if links is not None and not (
+            isinstance(links, torch.Tensor)
+            and links.dtype in _INDEX_DTYPES
+            and torch.equal(links, _links_of_a_chain(shape[1], links.dtype)[index].expand(shape))
+        ):
+            return False
+    return True
+
+
 def _uniforms(coins: torch.Tensor, final: torch.Tensor, batch: int, slots: int, device: torch.device) -> torch.Tensor:
     """Return the uniforms of a padded round, `(batch, slots, 2)`."""
     checks.check_tensor("uniform_samples", coins, (batch, None), _COIN_DTYPES, device)
     if coins.shape[1] < slots - 1:
         raise ValueError(f"uniform_samples: expected at least {slots - 1} columns, got {coins.shape[1]}")
     checks.check_tensor("uniform_samples_for_final_sampling", final, (batch,), _COIN_DTYPES, device)
-    uniforms = torch.zeros((batch, slots, 2), dtype=torch.float64, device=device)
-    uniforms[:, : slots - 1, 0] = coins[:, : slots - 1]
-    uniforms[:, :, 1] = final.unsqueeze(1)
-    return uniforms
+    if coins.shape[1] != slots:
+        # The bonus row has no acceptance: any number stands there.
+        coins = torch.nn.functional.pad(coins[:, : slots - 1], (0, 1))
+    return torch.stack((coins, final.unsqueeze(1).expand(batch, slots)), dim=2).double()
 
 
 def _write(outputs: _Outputs, token_ids: torch.Tensor, num_accepted: torch.Tensor) -> None:
     """Write kept slots, their number, and the token behind each."""
     predicts, accept_index, accept_token_num, retrive_index = outputs
-    width = min(token_ids.shape[1], accept_index.shape[1])
-    kept = torch.arange(width, device=token_ids.device) <= num_accepted.unsqueeze(1)
-    slots = retrive_index[:, :width]
-    accept_index.fill_(-1)
-    accept_index[:, :width] = torch.where(kept, slots, -1)
+    width = token_ids.shape[1]
+    behind = torch.arange(width, device=token_ids.device) > num_accepted.unsqueeze(1)
+    slots = retrive_index if retrive_index.shape[1] == width else retrive_index[:, :width]
+    if accept_index.shape[1] > width:
+        accept_index[:, width:] = -1
+        accept_index = accept_index[:, :width]
+    accept_index.copy_(slots.masked_fill(behind, -1))
     accept_token_num.copy_(num_accepted)
     # Slots behind the last one write what stands there already: no mask whose size the host would have to know.
     places = slots.long()
-    predicts.scatter_(
-        0, places.reshape(-1), torch.where(kept, token_ids[:, :width], predicts[places]).to(predicts.dtype).reshape(-1)
-    )
+    written = torch.where(behind, predicts.take(places), token_ids)
+    predicts.scatter_(0, places.reshape(-1), written.to(predicts.dtype).reshape(-1))

@@ -196,7 +196,7 @@ def _strung_together(
 ) -> torch.Tensor:
     """Return the tokens of every request from rounds of one draft token each."""
     kept = places.table(result.num_accepted, 0).cumprod(1)
-    reached = torch.nn.functional.pad(kept, (1, 0), value=1)
+    reached = torch.constant_pad_nd(kept, (1, 0), 1)
     tokens = torch.cat((places.table(result.token_ids.select(1, 0), PLACEHOLDER_TOKEN_ID), bonus), dim=1)
     if places.length is not None:
         tokens.scatter_(1, places.length.unsqueeze(1), bonus.to(tokens.dtype))

@@ -61,7 +61,7 @@ def rejection_sample_by_slot(
         draft_sampled: `(num_logits,)` int32 or int64; row 0 of a request is the token before its drafts. -1 is a
             placeholder that is always rejected.
         cu_num_logits: `(num_reqs + 1,)` prefix sums of the rows, starting with 0.
-        pos: `(num_logits,)` positions in the sequence, consecutive within a request.
+        pos: `(num_logits,)` int32 or int64 positions in the sequence, consecutive within a request.
         idx_mapping: `(num_reqs,)` slot of each request.
         expanded_idx_mapping, expanded_local_pos: `(num_logits,)` slot and index in the request of each row.
         temperature: `(slots,)` float32 or float64; below 1e-5 is greedy.
@@ -148,7 +148,7 @@ def _checked(inputs: _Inputs, steps: int) -> _Inputs:
     checks.check_index("idx_mapping", inputs.slot, (None,), device)
     checks.check_index("cu_num_logits", inputs.bounds, (inputs.slot.shape[0] + 1,), device)
     checks.check_index("draft_sampled", inputs.draft_sampled, (num_logits,), device)
-    checks.check_tensor("pos", inputs.position, (num_logits,), (torch.int64,), device)
+    checks.check_index("pos", inputs.position, (num_logits,), device)
     checks.check_tensor("temperature", inputs.temperature, (None,), _REALS, device)
     checks.check_tensor("seed", inputs.seed, (None,), (torch.int64,), device)
     if inputs.draft is None:
@@ -167,17 +167,20 @@ def _sampled(temperature: torch.Tensor) -> torch.Tensor:
 
 def _equal_lengths(inputs: _Inputs, steps: int) -> _Emitted:
     """Verify a padded round: as many rows as fit leave no room for a shorter request."""
-    temperature = inputs.temperature[inputs.slot]
+    temperature = inputs.temperature.index_select(0, inputs.slot)
     has_draft = inputs.draft is not None
     result = verify(
-        inputs.draft_sampled.unflatten(0, (-1, steps + 1))[:, 1:],
-        inputs.target.unflatten(0, (-1, steps + 1)),
+        inputs.draft_sampled.view(-1, steps + 1).narrow(1, 1, steps),
+        inputs.target.as_strided(
+            (inputs.slot.shape[0], steps + 1, inputs.target.shape[1]),
+            (inputs.target.stride(0) * (steps + 1), inputs.target.stride(0), 1),
+        ),
         inputs.draft,
         temperature=_sampled(temperature),
         draft_sampling=Sampling(temperature) if has_draft else None,
         draft_index=inputs.slot if has_draft else None,
-        seed=inputs.seed[inputs.slot],
-        position=inputs.position[:: steps + 1],
+        seed=inputs.seed.index_select(0, inputs.slot),
+        position=inputs.position[:: steps + 1].long(),
     )
     return _Emitted(result.token_ids, result.num_emitted, result.status)
 
@@ -198,7 +201,7 @@ def _flat(inputs: _Inputs, steps: int) -> _Emitted:
         max_num_draft_tokens=steps,
         temperature=_sampled(inputs.temperature[inputs.slot]),
         seed=inputs.seed[inputs.slot],
-        position=inputs.position[inputs.bounds[:-1].clamp(0, max(num_logits - 1, 0))],
+        position=inputs.position[inputs.bounds[:-1].clamp(0, max(num_logits - 1, 0))].long(),
     )
     return _Emitted(result.token_ids, result.num_emitted, result.status)
 
@@ -226,7 +229,7 @@ def _row_by_row(inputs: _Inputs, slot: torch.Tensor, step: torch.Tensor, draft: 
         draft_sampling=Sampling(temperature),
         draft_index=slot.long() * slot_rows + step.clamp(0, steps - 1),
         seed=inputs.seed[slot],
-        position=inputs.position,
+        position=inputs.position.long(),
     )
     index = (inputs.bounds[:-1].unsqueeze(1) + torch.arange(steps + 1, device=device)).clamp(max=num_logits - 1)
     kept = rounds.num_accepted[index].cumprod(1)

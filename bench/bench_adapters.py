@@ -1,0 +1,141 @@
+"""What the adapters of other engines add to verify: `python -m bench.bench_adapters` from the repository root.
+
+Each adapter is timed beside the call of specker that takes the same rows, on a round small enough that the call itself
+is what it costs. The difference of the medians is what an engine pays for its own signature.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Annotated, Any, NamedTuple
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import specker
+from specker.integrations import flashinfer, sglang, vllm
+
+from .timing import measure
+
+
+class Adapter(NamedTuple):
+    """An adapter's call and specker's own on the same rows."""
+
+    name: str
+    call: Callable[[], object]
+    base: Callable[[], object]
+
+
+def main(
+    batch: Annotated[int, typer.Option(min=1, help="Sequences.")] = 1,
+    gamma: Annotated[int, typer.Option(min=1, help="Draft tokens a sequence.")] = 4,
+    vocab: Annotated[int, typer.Option(min=2, help="Vocabulary.")] = 1000,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds of measuring an adapter.")] = 3.0,
+) -> None:
+    """Print the microseconds of every adapter and of specker's own call."""
+    torch.set_num_threads(1)
+    table = Table(title=f"{batch} x {gamma} x {vocab:,} float32, microseconds, medians", title_justify="left")
+    for heading in ("adapter", "specker's call", "adapter's call", "added"):
+        table.add_column(heading, justify="left" if heading == "adapter" else "right")
+    for adapter in adapters(batch, gamma, vocab):
+        timings = measure(
+            {"base": adapter.base, "adapter": adapter.call},
+            seconds=seconds,
+            evict=lambda: None,
+            device=torch.device("cpu"),
+            clock=time.process_time,
+        )
+        base, call = (timings[name].warm.median * 1e6 for name in ("base", "adapter"))
+        table.add_row(adapter.name, f"{base:.1f}", f"{call:.1f}", f"{call - base:+.1f}")
+    Console().print(table)
+
+
+def adapters(batch: int, gamma: int, vocab: int) -> list[Adapter]:
+    """Return every adapter with inputs of one shape; every other draft token is likely to be kept."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(batch, gamma + 1, vocab, generator=generator)
+    draft_logits = logits[:, :-1] + 0.5 * torch.randn(batch, gamma, vocab, generator=generator)
+    probs, draft_probs = logits.softmax(-1), draft_logits.softmax(-1)
+    ids = torch.multinomial(draft_probs.flatten(0, 1), 1, generator=generator).reshape(batch, gamma)
+    seed, position = torch.arange(batch), torch.full((batch,), 100)
+    return [
+        Adapter(
+            "FlashInfer",
+            lambda: flashinfer.chain_speculative_sampling(draft_probs, ids, probs),
+            lambda: specker.verify_from_probs(ids, probs, draft_probs),
+        ),
+        Adapter(
+            "FlashInfer, seed and offset",
+            lambda: flashinfer.chain_speculative_sampling(draft_probs, ids, probs, seed=seed, offset=position),
+            lambda: specker.verify_from_probs(ids, probs, draft_probs, seed=seed, position=position),
+        ),
+        *_vllm_adapters(ids, logits, draft_logits, draft_probs),
+        _sglang_adapter(ids, probs, draft_probs),
+    ]
+
+
+def _vllm_adapters(
+    ids: torch.Tensor, logits: torch.Tensor, draft_logits: torch.Tensor, draft_probs: torch.Tensor
+) -> list[Adapter]:
+    batch, gamma = ids.shape
+    lengths, bounds = [gamma] * batch, torch.arange(gamma, gamma * batch + 1, gamma, dtype=torch.int32)
+    flat_ids, rows = ids.flatten(), logits[:, :-1].reshape(batch * gamma, -1)
+    flat_probs, bonus = draft_probs.flatten(0, 1), torch.zeros(batch, 1, dtype=torch.int64)
+    sampling: Any = SimpleNamespace(
+        temperature=torch.ones(batch), all_greedy=False, all_random=True, generators={}, top_k=None, top_p=None
+    )
+    drafted = torch.cat([torch.zeros(batch, 1, dtype=ids.dtype), ids], dim=1).flatten().int()
+    steps = torch.arange(gamma + 1).repeat(batch)
+    slots = torch.arange(batch)
+    owners = slots.repeat_interleave(gamma + 1)
+    temperature, seed = torch.ones(batch), torch.arange(batch)
+    by_slot = (
+        logits.flatten(0, 1), draft_logits, drafted, torch.arange(0, drafted.numel() + 1, gamma + 1), 100 + steps,
+        slots, owners, steps, temperature, seed, gamma,
+    )  # fmt: skip
+    return [
+        Adapter(
+            "vLLM, first runner",
+            lambda: vllm.rejection_sample(flat_ids, lengths, gamma, bounds, flat_probs, rows, bonus, sampling),
+            lambda: specker.verify(ids, logits, draft_probs=draft_probs),
+        ),
+        Adapter(
+            "vLLM, second runner",
+            lambda: vllm.rejection_sample_by_slot(*by_slot),
+            lambda: specker.verify(
+                ids, logits, draft_logits, temperature=temperature,
+                draft_sampling=specker.Sampling(temperature), draft_index=slots, seed=seed, position=slots,
+            ),
+        ),
+    ]  # fmt: skip
+
+
+def _sglang_adapter(ids: torch.Tensor, probs: torch.Tensor, draft_probs: torch.Tensor) -> Adapter:
+    batch, gamma = ids.shape
+    slots = gamma + 1
+    predicts, accept_index = torch.zeros(batch * slots, dtype=torch.int32), torch.zeros(batch, slots, dtype=torch.int32)
+    kept = torch.zeros(batch, dtype=torch.int32)
+    candidates = torch.cat([ids[:, :1], ids], dim=1)
+    indices = torch.arange(batch * slots).reshape(batch, slots)
+    children = torch.arange(1, slots + 1).repeat(batch, 1)
+    children[:, -1] = -1
+    siblings = torch.full_like(children, -1)
+    # The same random numbers in both: where a round ends decides what it costs.
+    uniforms = torch.rand(batch, slots, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    uniforms[..., 1] = uniforms[:, :1, 1]
+    coins, final = uniforms[..., 0].contiguous(), uniforms[:, 0, 1].contiguous()
+    return Adapter(
+        "SGLang",
+        lambda: sglang.chain_speculative_sampling_triton(
+            predicts, accept_index, kept, candidates, indices, children, siblings, coins, final, probs, draft_probs
+        ),
+        lambda: specker.verify_from_probs(ids, probs, draft_probs, uniforms=uniforms),
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)
