@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -10,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from specker import InvalidInputError
-from specker.integrations.transformers import accelerate
+from specker.integrations.transformers import accelerate, speculative_sampling
 
 from . import laws, tiny_models
 
@@ -142,6 +144,32 @@ def test_a_finished_candidate_gets_no_bonus_token_where_the_caller_asks_for_that
         matching[0, 1, 1] = -torch.inf
         tokens, num_matches = UTILS._speculative_sampling(*arguments, True)
         assert (tokens[0, 0].item(), tokens.shape[1], num_matches) == (0, 2, 1)
+
+
+def test_the_step_waits_for_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Reads(TorchDispatchMode):
+        """Counts what waits for a device: values read one at a time, and shapes that depend on values."""
+
+        count = 0
+
+        def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+            self.count += operator.name() in ("aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero")
+            return operator(*arguments, **(options or {}))
+
+    lists = []
+    tolist = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: lists.append(tensor.numel()) or tolist(tensor))
+    candidate_input_ids = torch.tensor([[1, 2, 0, 1]])
+    arguments = (candidate_input_ids, DRAFT_LOGITS[None], GAMMA, TARGET_LOGITS[None])
+    done = torch.tensor([False])
+    original = UTILS._speculative_sampling
+    in_its_signature = "is_done_candidate" in inspect.signature(original).parameters
+    with Reads() as theirs:
+        original(*arguments, **({"is_done_candidate": done} if in_its_signature else {}))
+    with Reads() as ours:
+        speculative_sampling(*arguments, done)
+    assert theirs.count >= 4
+    assert (ours.count, lists) == (0, [3])
 
 
 def test_a_round_without_drafts_draws_from_the_target() -> None:

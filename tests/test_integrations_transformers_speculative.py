@@ -380,7 +380,7 @@ def test_the_code_of_the_readme_runs() -> None:
     assert names["counts"].rounds > 0
 
 
-@pytest.mark.parametrize("name", ["criteria", "processing", "settings", "versions"])
+@pytest.mark.parametrize("name", ["acceptance", "criteria", "processing", "settings", "versions"])
 def test_examples_of_the_documentation_run(name: str) -> None:
     results = doctest.testmod(importlib.import_module(f"specker.integrations.transformers.{name}"))
     assert results.attempted > 0

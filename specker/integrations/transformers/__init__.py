@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specker.integrations.transformers.acceptance import AcceptanceCounts, accelerate
+from specker.integrations.transformers.acceptance import AcceptanceCounts, accelerate, speculative_sampling
 from specker.integrations.transformers.decoding import SpeculativeGenerate, speculative
 
-__all__ = ["AcceptanceCounts", "SpeculativeGenerate", "accelerate", "speculative"]
+__all__ = ["AcceptanceCounts", "SpeculativeGenerate", "accelerate", "speculative", "speculative_sampling"]

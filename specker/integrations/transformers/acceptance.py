@@ -39,7 +39,7 @@ class AcceptanceCounts:
     """What the acceptance step did inside a block of `accelerate`.
 
     `rounds` is the number of calls; it stays 0 where transformers takes another path (greedy, prompt lookup).
-    `drafted` and `accepted` count draft tokens before transformers cuts a round at its end.
+    `drafted` and `accepted` count draft tokens as the step sees them; transformers may cut the last round shorter.
     """
 
     rounds: int = 0
@@ -54,8 +54,8 @@ _active: contextvars.ContextVar[tuple[AcceptanceCounts, ...]] = contextvars.Cont
 def accelerate() -> Iterator[AcceptanceCounts]:
     """Replace the acceptance step of transformers' assisted generation while the block runs.
 
-    Equivalent to transformers' own `_speculative_sampling`, with one wait for the device in place of six or seven,
-    no softmax written to memory and no `torch.multinomial` over the vocabulary. Serves
+    Equivalent to transformers' own `_speculative_sampling`, with one wait for the device in place of four or
+    more, no softmax written to memory and no `torch.multinomial` over the vocabulary. Serves
     `model.generate(..., do_sample=True, assistant_model=...)` and the other generators whose drafts come with logits.
     Greedy assisted generation and prompt lookup compare tokens and never reach the step: they stay transformers' own.
 
@@ -93,7 +93,7 @@ def accelerate() -> Iterator[AcceptanceCounts]:
             _active.reset(token)
 
 
-def _accept(
+def speculative_sampling(
     candidate_input_ids: torch.Tensor,
     candidate_logits: torch.Tensor,
     candidate_length: int,
@@ -101,28 +101,72 @@ def _accept(
     is_done_candidate: torch.Tensor | bool | None = None,
     assistant_ensemble_weight: float | None = None,
 ) -> tuple[torch.Tensor, int]:
-    """Return the valid tokens `(1, n + 1)` and the number of matches, as `_speculative_sampling` of any version."""
+    """Verify one sequence under the signature of transformers' `_speculative_sampling`, whichever version calls.
+
+    Equivalent to, without waiting for the device more than once::
+
+        transformers.generation.utils._speculative_sampling(...)
+
+    Args:
+        candidate_input_ids: `(1, length + gamma)` int64, the text and the draft tokens behind it.
+        candidate_logits: `(1, gamma, vocab)`, the rows that the draft tokens were drawn from, behind all processors.
+        candidate_length: gamma.
+        new_logits: `(1, gamma + 1, vocab)`, the target's rows behind all processors.
+        is_done_candidate: `(1,)` bool or a bool, whether the last draft token ends the text; no bonus token then
+            follows an accepted block. Versions since 5.18 do not ask for it.
+        assistant_ensemble_weight: None; a weight gives up the target's distribution.
+
+    Returns:
+        The valid tokens `(1, n + 1)` int64 and n.
+
+    Raises:
+        ValueError: assistant_ensemble_weight is given.
+        InvalidInputError: a row that decides is NaN, infinite or nowhere finite, or a draft token has no mass.
+
+    Source: Leviathan et al. 2023, algorithm 1.
+
+    Example:
+        >>> logits = torch.tensor([[[0.0, 99.0], [99.0, 0.0]]])
+        >>> speculative_sampling(torch.tensor([[0, 0, 1]]), logits[:, :1], 1, logits)
+        (tensor([[1, 0]]), 1)
+    """
     if assistant_ensemble_weight is not None:
         raise ValueError(
             f"assistant_ensemble_weight: expected None inside accelerate(), got {assistant_ensemble_weight}: it trades "
             "the target's distribution for acceptance; call generate outside the block for that"
         )
     # Counted from the front: a round without drafts has no last zero tokens to slice from the back.
-    draft_token_ids = candidate_input_ids[:, candidate_input_ids.shape[1] - candidate_length :]
+    length = candidate_input_ids.shape[1] - candidate_length
+    draft_token_ids = candidate_input_ids.narrow(1, length, candidate_length)
     result = verify(draft_token_ids, new_logits, candidate_logits)
-    is_done = torch.as_tensor(False if is_done_candidate is None else is_done_candidate, device=new_logits.device)
-    outcome = torch.cat([result.num_accepted, result.status.long(), is_done.reshape(1).long()])
-    num_accepted, status, done = outcome.tolist()
+    outcome = [result.num_accepted, result.status]
+    if isinstance(is_done_candidate, torch.Tensor):
+        outcome.append(is_done_candidate.reshape(1))
+    num_accepted, status, *done = torch.cat(outcome).tolist()
     if status & _FAULTS:
         raise_for_bits(result.status, _FAULTS)
+    # Up to 5.17 this function, and no caller, keeps a bonus token from following the end of the text.
+    if num_accepted == candidate_length and (done[0] if done else is_done_candidate):
+        return draft_token_ids, num_accepted - 1
+    return result.token_ids.narrow(1, 0, num_accepted + 1), num_accepted
+
+
+def _counted(
+    candidate_input_ids: torch.Tensor,
+    candidate_logits: torch.Tensor,
+    candidate_length: int,
+    new_logits: torch.Tensor,
+    *more: Any,
+    **options: Any,
+) -> tuple[torch.Tensor, int]:
+    """Verify, and count for the blocks that the caller is in."""
+    arguments = (candidate_input_ids, candidate_logits, candidate_length, new_logits)
+    token_ids, num_matches = speculative_sampling(*arguments, *more, **options)
     for counts in _active.get():
         counts.rounds += 1
         counts.drafted += candidate_length
-        counts.accepted += num_accepted
-    # Up to 5.17 this function, and no caller, keeps a bonus token from following the end of the text.
-    if done and num_accepted == candidate_length:
-        return draft_token_ids, num_accepted - 1
-    return result.token_ids[:, : num_accepted + 1], num_accepted
+        counts.accepted += num_matches
+    return token_ids, num_matches
 
 
 class _Replacement(NamedTuple):
@@ -173,7 +217,7 @@ def _replacements() -> list[_Replacement]:
             f"transformers.generation.utils._speculative_sampling: expected a function of {expected}, "
             f"got {'none' if parameters is None else '(' + ', '.join(parameters) + ')'}"
         )
-    replacements = [_replacement(utils, "_speculative_sampling", lambda _original: _accept)]
+    replacements = [_replacement(utils, "_speculative_sampling", lambda _original: _counted)]
     generators = importlib.import_module("transformers.generation.candidate_generator")
     wrappers: dict[str, Callable[[Any], Any]] = {"SinglePositionMultiTokenCandidateGenerator": _point_masses}
     if version < _FIRST_EXACT_MTP:
