@@ -62,27 +62,37 @@ def main(
     if not rows:
         raise typer.BadParameter(f"expected part of a row such as 'greedy lookup 1', got {row!r}")
     clock = time.process_time if threads == 1 else time.perf_counter
-    with Bystanders() as bystanders, Progress(console=console, transient=True) as progress:
+    settings = {
+        "command": "python -m bench.bench_generate "
+        f"--new-tokens {new_tokens} --repeats {repeats} --threads {threads}",
+        "model": loaded.name, "dtype": dtype, "gamma": GAMMA, "skipped_layers": list(skipped),
+        "clock": "processor" if threads == 1 else "wall", "modes": MODES,
+    }  # fmt: skip
+    measured: dict[Row, dict[str, dict[str, Any]]] = {}
+    bystanders = Bystanders()
+    with Progress(console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=len(rows) * repeats)
-        measured = {}
         for entry in rows:
-            measured[entry] = measure(pair, prompts, entry, new_tokens, repeats, clock, lambda: progress.advance(task))
+            with bystanders:
+                measured[entry] = measure(
+                    pair, prompts, entry, new_tokens, repeats, clock, lambda: progress.advance(task)
+                )
+            # After every row, so that an interruption costs one.
+            if json_file is not None:
+                write(json_file, {**settings, "others_cores": bystanders.cores()}, measured, threads)
     console.print(table(measured))
     console.print(verdicts(measured), markup=False)
     console.print(bystanders.warning())
-    if json_file is not None:
-        settings = {
-            "command": "python -m bench.bench_generate "
-            f"--new-tokens {new_tokens} --repeats {repeats} --threads {threads}",
-            "model": loaded.name, "dtype": dtype, "gamma": GAMMA, "skipped_layers": list(skipped),
-            "clock": "processor" if threads == 1 else "wall", "others_cores": bystanders.cores(), "modes": MODES,
-        }  # fmt: skip
-        figures = [
-            {"mode": mode, "draft": draft, "batch": batch, "decoders": decoders}
-            for (mode, draft, batch), decoders in measured.items()
-        ]
-        written = {"environment": environment(torch.device("cpu"), threads), **settings, "rows": figures}
-        json_file.write_text(json.dumps(written, indent=1) + "\n")
+
+
+def write(file: Path, settings: dict[str, Any], measured: dict[Row, dict[str, dict[str, Any]]], threads: int) -> None:
+    """Write the figures measured so far."""
+    figures = [
+        {"mode": mode, "draft": draft, "batch": batch, "decoders": decoders}
+        for (mode, draft, batch), decoders in measured.items()
+    ]
+    written = {"environment": environment(torch.device("cpu"), threads), **settings, "rows": figures}
+    file.write_text(json.dumps(written, indent=1) + "\n")
 
 
 def encode(tokenizer: Any) -> Prompts:

@@ -24,7 +24,7 @@ from specker.slot_cache import SlotLayer
 from . import tiny_models
 
 LENGTHS = (1, 3, 6, 9, 2, 12, 5, 7)
-NEW_TOKENS = 40
+NEW_TOKENS = 26
 GENERATOR = torch.Generator().manual_seed(3)
 PROMPTS = [torch.randint(32, (length,), generator=GENERATOR).tolist() for length in LENGTHS]
 GAMMAS = [4, 0, 3, 5, 1, 4, 2, 7]
