@@ -7,7 +7,7 @@ from specker.packages import require
 OLDEST = (4, 57)
 """The first version served: `custom_generate` takes a function since then."""
 NEWEST = (5, 24)
-"""The last version whose generation code was read; tested: 4.57.6, 5.17.0 and 5.24.0."""
+"""The last version whose generation code was read; tested: 4.57.6, 5.9.0, 5.17.0, 5.20.2 and 5.24.0."""
 
 
 def installed_version() -> tuple[int, int]:
