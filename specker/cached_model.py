@@ -13,6 +13,8 @@ from specker.slot_cache import SlotPlan, open_cache, select_sequences
 _FULL, _SLIDING, _CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 # transformers' attention functions that take a mask with an entry for every query and key.
 _MASKED_ATTENTION = ("sdpa", "eager")
+# Tokens of a prompt that one masked pass reads at most.
+_CHUNK = 512
 
 
 class CachedModel:
@@ -67,6 +69,8 @@ class CachedModel:
         Returns:
             `(batch, num_logits, vocab)` in the model's dtype, float64 rounded to float32.
         """
+        if len(set(map(len, pending))) > 1 and max(map(len, pending)) > _CHUNK:
+            pending = self._read_ahead(pending)
         width = 0 if block is None else block.shape[1]
         lengths = [width] * len(pending) if block_lengths is None else list(block_lengths)
         longest = max(map(len, pending))
@@ -78,7 +82,7 @@ class CachedModel:
             arguments = self._ragged(list(map(len, pending)), lengths, longest + width, device)
         # No embedding takes a -1, so padding is read as token 0.
         padded = [[0] * (longest - len(tokens)) + list(tokens) for tokens in pending]
-        columns = torch.tensor(padded, dtype=torch.int64, device=device).reshape(len(pending), longest)
+        columns = on_device(padded, device).reshape(len(pending), longest)
         arguments["input_ids"] = columns if block is None else torch.cat([columns, block], dim=1)
         # transformers 5.18 renamed the argument; the model's own signature says which name it has.
         arguments["cache" if "cache" in self._parameters else "past_key_values"] = self._cache
@@ -99,20 +103,28 @@ class CachedModel:
         self.lengths = [self.lengths[row] for row in rows]
         select_sequences(self._cache, rows, self.model.device)
 
+    def _read_ahead(self, pending: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        """Read long prompts of different lengths in parts, which bounds the mask, and return the last parts."""
+        while max(map(len, pending)) > _CHUNK:
+            parts = [max(min(len(tokens) - 1, _CHUNK), 0) for tokens in pending]
+            self.advance([tokens[:part] for tokens, part in zip(pending, parts, strict=True)])
+            pending = [tokens[part:] for tokens, part in zip(pending, parts, strict=True)]
+        return pending
+
     def _ragged(
         self, num_pending: Sequence[int], num_block: Sequence[int], width: int, device: torch.device
     ) -> dict[str, Any]:
         """Plan a pass over sequences that differ, and return the arguments that tell the model about it."""
         longest = max(num_pending)
         ends = list(map(sum, zip(self.lengths, num_pending, num_block, strict=True)))
-        table = torch.tensor([self.lengths, num_pending, num_block, ends], device=device)
+        table = on_device([self.lengths, num_pending, num_block, ends], device)
         begin, pending, block, end = table[..., None].unbind(0)
         columns = torch.arange(width, device=device)
         # The pending tokens stand right before the blocks, so that all logits wanted are in the last columns.
         padding = longest - pending
         real = (columns >= padding) & (columns < longest + block)
         # Padding stays within positions that the model knows.
-        positions = (begin + columns - padding).clamp(min=0).minimum(end - 1)
+        positions = (begin + columns - padding).minimum(end - 1).clamp(min=0)
         self._plan.write_at(positions.where(real, -1), max(ends))
         slots = torch.arange(max(ends), device=device)
         reads = slots <= positions[..., None]
@@ -126,6 +138,18 @@ class CachedModel:
             mask = torch.zeros(seen.shape, dtype=self.model.dtype, device=seen.device)
             masks[kind] = mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)[:, None]
         return masks if len(masks) > 1 else masks.popitem()[1]
+
+
+def on_device(values: Sequence[Any], device: torch.device) -> torch.Tensor:
+    """Return host integers as an int64 tensor, without making the host wait for a GPU.
+
+    Example:
+        >>> on_device([1, 2], torch.device("cpu"))
+        tensor([1, 2])
+    """
+    tensor = torch.tensor(values, dtype=torch.int64)
+    # A copy from pageable memory waits for all that the GPU still has to do.
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _attention_kinds(config: Any) -> frozenset[str]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specker.cached_model import CachedModel
+from specker.cached_model import CachedModel, on_device
 from specker.drafts import Conditions, Drafter, Proposal
 from specker.processors import process_rows
 from specker.rounds import VerifyResult
@@ -116,10 +116,10 @@ class Decoder:
             proposal.token_ids,
             target_logits,
             proposal.logits,
-            num_draft_tokens=torch.tensor(proposal.num_tokens, device=device) if ragged else None,
+            num_draft_tokens=on_device(proposal.num_tokens, device) if ragged else None,
             allowed_tokens=conditions.allowed_tokens,
             seed=conditions.seeds,
-            position=torch.tensor([len(sequence) for sequence in self._sequences], device=device),
+            position=on_device([len(sequence) for sequence in self._sequences], device),
             return_accept_probs=True,
             **draft,
             **conditions.sampling._asdict(),

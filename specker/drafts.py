@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
+from specker.cached_model import on_device
 from specker.processors import Processor
 from specker.sample import DraftReceipt
 from specker.sampling import Sampling
@@ -169,7 +170,7 @@ def point_masses(copies: Sequence[Sequence[int]], device: torch.device) -> Propo
     width = max(map(len, copies))
     padded = [list(copy) + [-1] * (width - len(copy)) for copy in copies]
     return Proposal(
-        torch.tensor(padded, dtype=torch.int64, device=device).reshape(len(copies), width),
+        on_device(padded, device).reshape(len(copies), width),
         list(map(len, copies)),
         torch.zeros(len(copies), dtype=torch.int32, device=device),
     )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from specker import checks
-from specker.cached_model import CachedModel, vocab_size
+from specker.cached_model import CachedModel, on_device, vocab_size
 from specker.drafts import (
     Conditions,
     Continuations,
@@ -64,7 +64,7 @@ class ModelDrafter:
         device, num_tokens = conditions.seeds.device, max(num_wanted)
         if num_tokens == 0:
             return point_masses([[] for _ in sequences], device)
-        lengths = torch.tensor([len(sequence) for sequence in sequences], device=device)
+        lengths = on_device([len(sequence) for sequence in sequences], device)
         pending = [
             self._readable(sequence[done:]) for sequence, done in zip(sequences, self._cached.lengths, strict=True)
         ]

@@ -111,6 +111,24 @@ def test_windows_positions_and_masks_are_right_in_other_families(family: str) ->
     assert 0 < result.stats.accepted < result.stats.drafted
 
 
+def test_long_prompts_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_model, "_CHUNK", 4)
+    widths: list[int] = []
+    right = CachedModel._ragged
+
+    def recording(self: CachedModel, pending: Any, block: Any, width: int, device: torch.device) -> dict[str, Any]:
+        widths.append(width)
+        return right(self, pending, block, width, device)
+
+    monkeypatch.setattr(CachedModel, "_ragged", recording)
+    for target in (TARGETS[torch.float32], tiny_models.tiny_gpt2()):
+        options: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 10, "gamma": 3}
+        result = generate(target, PromptLookup(), **tiny_models.left_padded(PROMPTS), **options)
+        plain = [tiny_models.greedy(target, torch.tensor([prompt]), 10) for prompt in PROMPTS]
+        assert [token_ids.tolist() for token_ids in result.token_ids] == plain
+    assert max(widths) <= 4 + 3
+
+
 def test_a_static_cache_in_the_generation_config_changes_nothing() -> None:
     target = tiny_models.tiny_llama(seed=1)
     target.generation_config.cache_implementation = "static"
