@@ -82,21 +82,13 @@ def generate(
             f"gamma {gamma}, temperature {temperature:g}, seed {seed}, {loaded.model.dtype}, {loaded.model.device}"
         )
         console.print(f"target {loaded.name}, draft {draft_name}, {settings}".replace("torch.", ""), markup=False)
-        for warm_up in (True, False):
-            stream = None if warm_up else TokenStream(loaded.tokenizer, console, texts)
-            result = generation.generate(
-                loaded.model,
-                chosen_draft,
-                input_ids,
-                attention_mask=attention_mask,
-                gamma=chosen_gamma,
-                max_new_tokens=min(_WARM_UP_TOKENS, max_new_tokens) if warm_up else max_new_tokens,
-                seed=seed,
-                on_tokens=stream,
-                **parameters,
-            )
-        if stream is not None:
-            stream.finish()
+        options: dict[str, Any] = {"attention_mask": attention_mask, "gamma": chosen_gamma, "seed": seed, **parameters}
+        arguments = (loaded.model, chosen_draft, input_ids)
+        warm_up = min(_WARM_UP_TOKENS, max_new_tokens)
+        generation.generate(*arguments, max_new_tokens=warm_up, on_tokens=None, **options)
+        stream = TokenStream(loaded.tokenizer, console, texts)
+        result = generation.generate(*arguments, max_new_tokens=max_new_tokens, on_tokens=stream, **options)
+        stream.finish()
         console.print("\n")
         # No spinner here: it would take time from what is measured.
         console.print("plain decoding, for comparison ...", style="dim")

@@ -156,8 +156,7 @@ def measure_overlap(
     gets there, and with the overlap of its two rows: the exact acceptance, whatever token was drawn. A position
     without a draft token (prompt lookup may find none) counts as rejected.
 
-    Returns:
-        gamma numbers in [0, 1].
+    Returns: gamma numbers in [0, 1].
 
     Example:
         >>> measure_overlap(target, draft, [input_ids], 4, 64, Sampling(), 0)  # doctest: +SKIP
@@ -200,7 +199,7 @@ def _round_acceptance(
     """Return with which probability a round arrives at each position, and the overlap of the rows there."""
     chances = torch.as_tensor(result.accept_probs)[0].double().cpu()
     arrives = torch.cat([torch.ones(1, dtype=torch.float64), chances.cumprod(0)])
-    # Without rows in the target's columns, a token's own chance stands for the overlap, which is its mean.
+    # A token's own chance stands for the overlap, which is its mean, where the columns are not the target's.
     if proposal.logits is None or proposal.draft_to_target_ids is not None:
         return arrives, chances
     parameters = check_parameters(sampling, 1, rows.shape[-1], rows.device)
