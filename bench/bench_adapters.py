@@ -90,7 +90,7 @@ def _vllm_adapters(
     )
     drafted = torch.cat([torch.zeros(batch, 1, dtype=ids.dtype), ids], dim=1).flatten().int()
     steps = torch.arange(gamma + 1).repeat(batch)
-    slots = torch.arange(batch)
+    slots, position = torch.arange(batch), torch.full((batch,), 100)
     owners = slots.repeat_interleave(gamma + 1)
     temperature, seed = torch.ones(batch), torch.arange(batch)
     by_slot = (
@@ -108,7 +108,7 @@ def _vllm_adapters(
             lambda: vllm.rejection_sample_by_slot(*by_slot),
             lambda: specker.verify(
                 ids, logits, draft_logits, temperature=temperature,
-                draft_sampling=specker.Sampling(temperature), draft_index=slots, seed=seed, position=slots,
+                draft_sampling=specker.Sampling(temperature), draft_index=slots, seed=seed, position=position,
             ),
         ),
     ]  # fmt: skip

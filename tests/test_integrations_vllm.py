@@ -12,6 +12,7 @@ import torch
 
 import specker
 from specker import Status
+from specker.integrations.vllm import batch as vllm_batch
 from specker.integrations.vllm import rejection_sample
 
 from . import laws
@@ -261,6 +262,43 @@ def test_rows_are_read_where_they_lie(layout: str) -> None:
     )
     assert names == []
     assert got[0].tolist() == wanted.tolist()
+
+
+@pytest.fixture
+def shared_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let requests of equal length share rows however short those are."""
+    monkeypatch.setattr(vllm_batch, "_WORTH_A_CALL", 0)
+
+
+@pytest.mark.parametrize("has_draft", [True, False], ids=["draft", "ngram"])
+def test_requests_that_share_rows_agree_with_one_round_each(shared_rows: None, has_draft: bool) -> None:
+    seen = set()
+    for trial in range(30):
+        lengths = [trial % 4 + 1] * (trial % 5 + 1)
+        temperature = [float((trial + request) % 3) / 2 for request in range(len(lengths))]
+        inputs = batch(lengths, has_draft, seed=trial)
+        wanted = one_by_one(inputs, temperature, generators(len(lengths), trial))
+        got = rejection_sample(**inputs, sampling_metadata=metadata(temperature, generators(len(lengths), trial)))
+        assert got.tolist() == wanted
+        seen |= {(len(row) - 1, sum(token >= 0 for token in row)) for row in wanted}
+    assert seen >= {(3, 1), (3, 2), (3, 3), (3, 4)}
+
+
+def test_the_row_that_stands_for_a_bonus_row_is_no_fault_of_the_request(shared_rows: None) -> None:
+    """All drafts are kept; the row behind them is the next request's, and holds NaN."""
+    inputs = batch([2, 2, 2], has_draft=False)
+    inputs["target_logits"] = torch.eye(VOCAB)[:6] * 99
+    inputs["draft_token_ids"] = torch.arange(6)
+    inputs["target_logits"][2] = math.nan
+    status = torch.zeros(3, dtype=torch.int32)
+    token_ids = rejection_sample(**inputs, sampling_metadata=metadata([1.0] * 3), output_status=status)
+    assert token_ids.tolist() == [[0, 1, 100], [-1, -1, -1], [4, 5, 102]]
+    assert status.tolist() == [0, int(Status.TARGET_INVALID), 0]
+
+
+def test_requests_that_share_rows_copy_none(shared_rows: None) -> None:
+    inputs = batch([3, 3, 3, 3], vocab=5000)
+    assert large_results(lambda: rejection_sample(**inputs, sampling_metadata=metadata([1.0] * 4)), 5000) == []
 
 
 @pytest.mark.parametrize(

@@ -268,6 +268,6 @@ def _write(outputs: _Outputs, token_ids: torch.Tensor, num_accepted: torch.Tenso
     accept_index.copy_(slots.masked_fill(behind, -1))
     accept_token_num.copy_(num_accepted)
     # Slots behind the last one write what stands there already: no mask whose size the host would have to know.
-    places = slots.long()
-    written = torch.where(behind, predicts.take(places), token_ids)
-    predicts.scatter_(0, places.reshape(-1), written.to(predicts.dtype).reshape(-1))
+    places = slots.reshape(-1).long()
+    tokens = torch.where(behind.reshape(-1), predicts[places], token_ids.to(predicts.dtype).reshape(-1))
+    predicts.index_copy_(0, places, tokens)

@@ -3,6 +3,9 @@
 The target rows come without bonus rows, so no view of them has the shape of a round. Each position is verified as a
 round of its own, one draft token whose bonus row is the row it has (a view with stride 0, its token is thrown away),
 and the rounds of a request are strung together: the random numbers and the tokens are those of one long round.
+
+Where all lengths are equal and rows are long, all requests but the last are one padded round in which the first row of
+the next request stands for the bonus row, so that nothing behind a rejection is read.
 """
 
 from __future__ import annotations
@@ -14,14 +17,16 @@ import torch
 
 from specker import checks
 from specker.integrations.vllm.refusals import refuse_other_rules
-from specker.rounds import VerifyResult
 from specker.sampling import GREEDY_TEMPERATURE
+from specker.status import Status
 from specker.verify import verify
 
 PLACEHOLDER_TOKEN_ID = -1
 """vLLM's name for what stands behind the tokens of a request."""
 _REALS = (torch.float32, torch.float64)
 _SEEDS = (-(1 << 63), (1 << 63) - 1)
+_WORTH_A_CALL = 1 << 20
+"""Entries of the target rows from which a second call costs less than rows behind a rejection (on a CPU)."""
 
 
 class SamplingMetadata(Protocol):
@@ -86,7 +91,7 @@ def rejection_sample(
         NotImplementedError: a rule that gives up the target's distribution was asked for.
 
     Guarantees: a request's tokens depend on its own rows and its own generator alone, wherever it stands in the batch;
-        no vocabulary-sized tensor is copied or allocated. Rows behind a rejection are read too.
+        no vocabulary-sized tensor is copied or allocated. Rows behind a rejection are read too where lengths differ.
 
     Source: Leviathan et al. 2023, algorithm 1; `vllm/v1/sample/rejection_sampler.py` of vLLM 0.33.0.
 
@@ -117,17 +122,50 @@ def rejection_sample(
         checks.check_tensor("output_status", output_status, (batch,), (torch.int32,), device)
     if total == 0:
         return torch.nn.functional.pad(bonus.int(), (0, max_spec_len), value=-1)
+    rows, law = _Rows(draft_token_ids, target, draft_probs), _law(sampling_metadata, num_draft_tokens, batch, device)
     places = _places(cu_num_draft_tokens, batch, max_spec_len, total)
-    temperature, seed, position = _draws(sampling_metadata, num_draft_tokens, places)
-    result = verify(
-        draft_token_ids.unsqueeze(1),
-        target.unsqueeze(1).expand(-1, 2, -1),
-        draft_probs=None if draft_probs is None else draft_probs.unsqueeze(1),
-        temperature=temperature,
-        seed=seed,
-        position=position,
-    )
-    return _strung_together(result, places, bonus, output_status)
+    if places.length is None and batch > 1 and target.numel() >= _WORTH_A_CALL:
+        emitted = _overlapping(rows, places, law, bonus, output_status is not None)
+    else:
+        emitted = _one_by_one(rows, places, law, bonus, output_status is not None)
+    if output_status is not None and emitted.status is not None:
+        output_status |= emitted.status
+    return emitted.token_ids.int()
+
+
+class _Rows(NamedTuple):
+    """The rows of all requests."""
+
+    draft_token_ids: torch.Tensor
+    target: torch.Tensor
+    draft_probs: torch.Tensor | None
+
+    def part(self, start: int, stop: int) -> _Rows:
+        """Return some of the rows."""
+        draft = None if self.draft_probs is None else self.draft_probs[start:stop]
+        return _Rows(self.draft_token_ids[start:stop], self.target[start:stop], draft)
+
+
+class _Law(NamedTuple):
+    """Temperature (0 or 1: the rows are tempered already) and seed of every request, or of all."""
+
+    temperature: float | torch.Tensor
+    seed: int | torch.Tensor | None
+
+    def part(self, start: int, stop: int) -> _Law:
+        """Return those of some of the requests."""
+        temperature, seed = self
+        return _Law(
+            temperature[start:stop] if isinstance(temperature, torch.Tensor) else temperature,
+            seed[start:stop] if isinstance(seed, torch.Tensor) else seed,
+        )
+
+
+class _Emitted(NamedTuple):
+    """Tokens, and the status where it was asked for, of every request."""
+
+    token_ids: torch.Tensor
+    status: torch.Tensor | None
 
 
 class _Places(NamedTuple):
@@ -145,6 +183,12 @@ class _Places(NamedTuple):
         if self.sequence is None:
             return values.unsqueeze(1).expand(self.batch, self.width).reshape(-1)
         return values[self.sequence]
+
+    def steps(self) -> torch.Tensor:
+        """Return the index of every row in its request."""
+        if self.step is None:
+            return torch.arange(self.width, device=self.device).repeat(self.batch)
+        return self.step
 
     def table(self, values: torch.Tensor, padding: int) -> torch.Tensor:
         """Return `(batch, width)` values from one a row."""
@@ -167,44 +211,71 @@ def _places(cu_num_draft_tokens: torch.Tensor, batch: int, width: int, total: in
     return _Places(batch, width, device, sequence, rows - (ends - length)[sequence], length)
 
 
-def _draws(
-    metadata: SamplingMetadata, num_draft_tokens: Sequence[int], places: _Places
-) -> tuple[float | torch.Tensor, int | torch.Tensor | None, torch.Tensor | None]:
-    """Return temperature (0 or 1: the rows are tempered already), seed and position of every row."""
+def _law(metadata: SamplingMetadata, num_draft_tokens: Sequence[int], batch: int, device: torch.device) -> _Law:
     if metadata.all_greedy:
-        return 0.0, 0, None
+        return _Law(0.0, 0)
     temperature: float | torch.Tensor = 1.0
     if not metadata.all_random:
-        given = checks.check_tensor(
-            "sampling_metadata.temperature", metadata.temperature, (places.batch,), _REALS, places.device
-        )
-        temperature = places.spread(given.ge(GREEDY_TEMPERATURE).float())
+        name = "sampling_metadata.temperature"
+        given = checks.check_tensor(name, metadata.temperature, (batch,), _REALS, device)
+        temperature = given.ge(GREEDY_TEMPERATURE).float()
     if not metadata.generators:
-        return temperature, None, None
-    seeds = torch.randint(*_SEEDS, (places.batch,), device=places.device)
-    for sequence, generator in metadata.generators.items():
-        if num_draft_tokens[sequence]:
-            seeds[sequence].random_(*_SEEDS, generator=generator)
-    position = places.step
-    if position is None:
-        position = torch.arange(places.width, device=places.device).repeat(places.batch)
-    return temperature, places.spread(seeds), position
+        return _Law(temperature, None)
+    seeds = torch.randint(*_SEEDS, (batch,), device=device)
+    for request, generator in metadata.generators.items():
+        if num_draft_tokens[request]:
+            seeds[request].random_(*_SEEDS, generator=generator)
+    return _Law(temperature, seeds)
 
 
-def _strung_together(
-    result: VerifyResult, places: _Places, bonus: torch.Tensor, output_status: torch.Tensor | None
-) -> torch.Tensor:
-    """Return the tokens of every request from rounds of one draft token each."""
+def _one_by_one(rows: _Rows, places: _Places, law: _Law, bonus: torch.Tensor, wants_status: bool) -> _Emitted:
+    """Verify every row as a round of one draft token, and string the rounds of each request together."""
+    temperature, seed = law
+    result = verify(
+        rows.draft_token_ids.unsqueeze(1),
+        rows.target.unsqueeze(1).expand(-1, 2, -1),
+        draft_probs=None if rows.draft_probs is None else rows.draft_probs.unsqueeze(1),
+        temperature=places.spread(temperature) if isinstance(temperature, torch.Tensor) else temperature,
+        seed=places.spread(seed) if isinstance(seed, torch.Tensor) else seed,
+        position=places.steps() if isinstance(seed, torch.Tensor) else None,
+    )
     kept = places.table(result.num_accepted, 0).cumprod(1)
     reached = torch.constant_pad_nd(kept, (1, 0), 1)
     tokens = torch.cat((places.table(result.token_ids.select(1, 0), PLACEHOLDER_TOKEN_ID), bonus), dim=1)
     if places.length is not None:
         tokens.scatter_(1, places.length.unsqueeze(1), bonus.to(tokens.dtype))
-    if output_status is not None:
-        status = places.table(result.status, 0) * reached[:, :-1]
-        for column in status.unbind(1):
-            output_status |= column.int()
-    return tokens.masked_fill_(reached == 0, PLACEHOLDER_TOKEN_ID).int()
+    status = None
+    if wants_status:
+        status = torch.zeros(places.batch, dtype=torch.int32, device=places.device)
+        for column in (places.table(result.status, 0) * reached[:, :-1]).unbind(1):
+            status |= column.int()
+    return _Emitted(tokens.masked_fill_(reached == 0, PLACEHOLDER_TOKEN_ID), status)
+
+
+def _overlapping(rows: _Rows, places: _Places, law: _Law, bonus: torch.Tensor, wants_status: bool) -> _Emitted:
+    """Verify all requests but the last as one round, whose sequences share rows, and the last row by row."""
+    head, width = places.batch - 1, places.width
+    first = rows.part(0, head * width)
+    temperature, seed = law.part(0, head)
+    vocab, stride = rows.target.shape[1], rows.target.stride(0)
+    result = verify(
+        first.draft_token_ids.reshape(head, width),
+        rows.target.as_strided((head, width + 1, vocab), (width * stride, stride, 1)),
+        draft_probs=None if first.draft_probs is None else first.draft_probs.unflatten(0, (head, width)),
+        temperature=temperature,
+        seed=seed,
+    )
+    # What the next request's row says is no bonus token of this one, and no fault of it.
+    complete = result.num_accepted == width
+    result.token_ids[:, -1] = torch.where(complete, bonus[:-1, 0], result.token_ids[:, -1])
+    status = torch.where(complete, result.status & ~int(Status.TARGET_INVALID), result.status)
+    last = rows.part(head * width, places.batch * width)
+    places = _Places(1, width, places.device)
+    emitted = _one_by_one(last, places, law.part(head, head + 1), bonus[-1:], wants_status)
+    return _Emitted(
+        torch.cat((result.token_ids, emitted.token_ids)),
+        None if emitted.status is None else torch.cat((status, emitted.status)),
+    )
 
 
 def _check_lengths(num_draft_tokens: Sequence[int], max_spec_len: int, total: int) -> None:

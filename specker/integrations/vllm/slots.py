@@ -17,6 +17,7 @@ from specker.status import Status
 from specker.verify import verify, verify_flat
 
 _REALS = (torch.float32, torch.float64)
+_INDICES = (torch.int32, torch.int64)
 
 
 def rejection_sample_by_slot(
@@ -105,10 +106,9 @@ def rejection_sample_by_slot(
         watermark_key=watermark_key,
         fly_window_size=fly_window_size or None,
     )
-    inputs = _checked(
-        _Inputs(target_logits, draft_logits, draft_sampled, cu_num_logits, pos, idx_mapping, temperature, seed),
-        num_speculative_steps,
-    )
+    inputs = _Inputs(target_logits, draft_logits, draft_sampled, cu_num_logits, pos, idx_mapping, temperature, seed)
+    if not _is_padded_round(inputs, num_speculative_steps):
+        inputs = _checked(inputs, num_speculative_steps)
     if inputs.target.shape[0] == inputs.slot.shape[0] * (num_speculative_steps + 1):
         emitted = _equal_lengths(inputs, num_speculative_steps)
     elif inputs.draft is None:
@@ -140,6 +140,23 @@ class _Emitted(NamedTuple):
     token_ids: torch.Tensor
     num_emitted: torch.Tensor
     status: torch.Tensor
+
+
+def _is_padded_round(inputs: _Inputs, steps: int) -> bool:
+    """Return whether the shapes are those of equal lengths, for which verify checks what is left."""
+    tensors: tuple[object, ...] = inputs[:1] + inputs[2:]
+    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+        return False
+    target, slot = inputs.target, inputs.slot
+    if target.dim() != 2 or slot.dim() != 1 or slot.dtype not in _INDICES or target.stride(1) != 1:
+        return False
+    rows = (slot.shape[0] * (steps + 1),)
+    draft_vocab = inputs.draft.shape[-1] if isinstance(inputs.draft, torch.Tensor) else target.shape[1]
+    return (
+        target.shape == (*rows, draft_vocab)
+        and inputs.draft_sampled.shape == inputs.position.shape == rows
+        and inputs.temperature.dim() == inputs.seed.dim() == 1
+    )
 
 
 def _checked(inputs: _Inputs, steps: int) -> _Inputs:
