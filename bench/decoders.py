@@ -75,7 +75,6 @@ class Pair:
 
     def decoders(self, mode: str, draft: str, batch: int) -> dict[str, Decoder]:
         """Return the decoders of one row of the table by name; transformers assists one sequence at a time only."""
-        # A target without a drafting pass has no more than one token each pass to give.
         drafts: dict[str, Draft] = {"lookup": PromptLookup(max_ngram=MAX_NGRAM), "layers": self._assistant}
         help_of: dict[str, dict[str, Any]] = {
             "lookup": {"prompt_lookup_num_tokens": GAMMA, "max_matching_ngram_size": MAX_NGRAM},
