@@ -21,6 +21,8 @@ struct FilterScratch {
   float* candidates;     // CAPACITY + BLOCK: a block too many is gathered before the overflow is seen
   double* measures;      // CAPACITY
   double* bins;          // BINS
+  float* ordered;        // CAPACITY + BLOCK
+  int64_t* ends;         // num_shards(vocab)
 };
 
 struct FilteredRow {
@@ -84,9 +86,14 @@ static inline uint32_t hits_of_group(const float* values, float floor, float cei
   return hits;
 }
 
-// Appends the values in [floor, ceiling].
+// Appends the values in [floor, ceiling]; may write GROUP values more.
 static int64_t append_candidates(const float* values, int64_t count, float floor, float ceiling, float* out) {
   int64_t appended = 0, group = 0;
+#if defined(SPECKER_COMPRESS)
+  for (; group + COMPRESSED <= count; group += COMPRESSED) {
+    appended += SPECKER_COMPRESS(values + group, floor, ceiling, out + appended);
+  }
+#endif
   for (; group + GROUP <= count; group += GROUP) {
     for (uint32_t hits = hits_of_group(values + group, floor, ceiling); hits; hits &= hits - 1) {
       out[appended++] = values[group + __builtin_ctz(hits)];

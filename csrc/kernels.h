@@ -16,6 +16,7 @@ namespace {
 #include "select.h"
 #include "filter.h"
 #include "nucleus.h"
+#include "bracket.h"
 #include "statistics.h"
 #include "emit.h"
 #include "subtract.h"

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <new>
 
+#include <immintrin.h>
+
 #include "contract.h"
 
 // After the standard headers: their inline functions must stay runnable everywhere.
@@ -18,7 +20,23 @@
 #define SPECKER_HAS_FMA 1
 
 namespace specker {
+namespace {
 
+// The compiler has no plain loop for what one instruction does: moving the chosen entries together.
+constexpr int64_t COMPRESSED = 16;
+
+SPECKER_INLINE int64_t compress(const float* values, float floor, float ceiling, float* out) {
+  const __m512 loaded = _mm512_loadu_ps(values);
+  const __mmask16 above = _mm512_cmp_ps_mask(loaded, _mm512_set1_ps(floor), _CMP_GE_OQ);
+  const __mmask16 hits = _mm512_mask_cmp_ps_mask(above, loaded, _mm512_set1_ps(ceiling), _CMP_LE_OQ);
+  // By way of a register: a compressing store is slow on some processors.
+  _mm512_storeu_ps(out, _mm512_maskz_compress_ps(hits, loaded));
+  return __builtin_popcount(hits);
+}
+
+}  // namespace
+
+#define SPECKER_COMPRESS compress
 #include "kernels.h"
 
 const Kernels& avx512_kernels() {

@@ -41,13 +41,17 @@ static float top_p_threshold(const FilteredRow& row, double top_p, float kept, d
   return find_nucleus(row, Measured::EXACT_MASS, top_p, total, kept).value;
 }
 
+static double min_p_threshold(const FilteredRow& row, const Parameters& parameters) {
+  if (!(parameters.min_p > 0.0)) return -__builtin_inf();
+  return row.row.is_probs ? row.row_max * pow(parameters.min_p, parameters.temperature)
+                          : row.row_max + parameters.temperature * log(parameters.min_p);
+}
+
 // `total` is the mass of the whole row if it was summed, else NaN.
 static double filter_threshold(const FilteredRow& row, const Parameters& parameters, double total) {
   float threshold = -__builtin_inff();
   if (parameters.top_k < row.row.vocab) threshold = top_k_threshold(row, parameters.top_k);
   if (parameters.top_p < 1.0) threshold = top_p_threshold(row, parameters.top_p, threshold, total);
-  if (!(parameters.min_p > 0.0)) return threshold;
-  const double share = row.row.is_probs ? row.row_max * pow(parameters.min_p, parameters.temperature)
-                                        : row.row_max + parameters.temperature * log(parameters.min_p);
-  return share > threshold ? share : threshold;
+  const double least = min_p_threshold(row, parameters);
+  return least > threshold ? least : threshold;
 }

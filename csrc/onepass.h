@@ -102,28 +102,48 @@ static inline double reference_of(float exponent, const Law& law) {
   return static_cast<double>(exponent) * 0.69314718055994530942 * law.temperature;
 }
 
-template <class Source>
-static bool sum_source(const Source& source, int64_t padded, const Law& law, ShardSum* sum) {
-  const float exponent = __builtin_rintf(largest_of_chunk(source) * law.scale.high);
-  if (!(exponent > -WIDEST_EXPONENT && exponent < WIDEST_EXPONENT)) return false;
-  sum->reference = reference_of(exponent, law);
-  return sum_relative_to(exponent, source, padded, law.scale, sum);
+// The power of two nearest to the weight of a value, where such weights are exponentials and the power is not too wide.
+static inline bool exponent_of(const Law& law, float value, float* exponent) {
+  *exponent = __builtin_rintf(value * law.scale.high);
+  return law.weighing == Weighing::EXPONENTIAL && *exponent > -WIDEST_EXPONENT && *exponent < WIDEST_EXPONENT;
 }
 
-// Whether entries of 16 bits are widened as they are read.
-static inline bool reads_pairs(const Row& row, int64_t count) {
-  return row.dtype != DType::FLOAT32 && !row.adjusts() && count % CHUNK == 0;
+template <class Source>
+static bool sum_source(const Source& source, int64_t padded, const Law& law, ShardSum* sum, float* exponent) {
+  if (!exponent_of(law, largest_of_chunk(source), exponent)) return false;
+  sum->reference = reference_of(*exponent, law);
+  return sum_relative_to(*exponent, source, padded, law.scale, sum);
+}
+
+// Whether entries of 16 bits are widened as they are read; only a chunk that is not whole has to be padded in a buffer.
+static inline bool reads_pairs(const Row& row) { return row.dtype != DType::FLOAT32 && !row.adjusts(); }
+
+// Sums whole chunks as they are read, and the entries behind them from a buffer.
+template <class Source>
+static bool sum_pairs(const Row& row, const Source& source, int64_t begin, int64_t count, const Law& law, float* buffer,
+                      ShardSum* sum) {
+  const int64_t rest = count % CHUNK, whole = count - rest;
+  float exponent;
+  if (!sum_source(source, whole, law, sum, &exponent)) return false;
+  if (rest == 0) return true;
+  const Entries entries = load_entries(row, begin + whole, begin + count, buffer);
+  ShardSum last;
+  if (!sum_relative_to(exponent, FloatSource{entries.values}, CHUNK, law.scale, &last)) return false;
+  sum->mass += last.mass;
+  sum->largest = larger(sum->largest, last.largest);
+  return true;
 }
 
 // Sums a shard of logits; returns false where that takes a second reading.
 static bool sum_in_one_reading(const Row& row, const Law& law, int64_t shard, float* buffer, ShardSum* sum) {
   const int64_t begin = shard * SHARD, count = begin + SHARD < row.vocab ? SHARD : row.vocab - begin;
-  if (!reads_pairs(row, count)) {
+  if (!reads_pairs(row) || count < CHUNK) {
     const Entries entries = load_shard(row, shard, buffer);
-    return sum_source(FloatSource{entries.values}, entries.padded, law, sum);
+    float exponent;
+    return sum_source(FloatSource{entries.values}, entries.padded, law, sum, &exponent);
   }
   // The hardware fetches a row that is read in order; prefetching it by hand into the 32 KiB of an L1 cache only cost.
   const uint16_t* values = reinterpret_cast<const uint16_t*>(row.data) + begin;
-  if (row.dtype == DType::BFLOAT16) return sum_source(Bfloat16Source{values}, count, law, sum);
-  return sum_source(Float16Source{values}, count, law, sum);
+  if (row.dtype == DType::BFLOAT16) return sum_pairs(row, Bfloat16Source{values}, begin, count, law, buffer, sum);
+  return sum_pairs(row, Float16Source{values}, begin, count, law, buffer, sum);
 }

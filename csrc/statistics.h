@@ -25,14 +25,15 @@ static Element* take_array(char** at, size_t count) {
   return array;
 }
 
-// One allocation of num_shards(vocab) * 40 bytes, and with filters vocab / 32 bytes and 66 kB more.
+// One allocation of num_shards(vocab) * 40 bytes, and with filters vocab / 29 bytes and 83 kB more.
 static Workspace make_workspace(int64_t vocab, bool filtered) {
-  constexpr size_t ARRAYS = 10;
+  constexpr size_t ARRAYS = 12;
   const size_t shards = static_cast<size_t>(num_shards(vocab));
   const size_t blocks = filtered ? static_cast<size_t>(num_blocks(vocab)) : 0;
   const size_t room = filtered ? static_cast<size_t>(CAPACITY + BLOCK) : 0;
   const size_t measures = filtered ? CAPACITY : 0, bins = filtered ? BINS : 0;
-  const size_t doubles = 4 * shards + measures + bins, floats = 2 * shards + blocks + room;
+  const size_t ends = filtered ? shards : 0;
+  const size_t doubles = 4 * shards + measures + bins + ends, floats = 2 * shards + blocks + 2 * room;
   Workspace workspace;
   workspace.memory =
       ::operator new(doubles * sizeof(double) + floats * sizeof(float) + ARRAYS * SPECKER_FENCE_BYTES);
@@ -43,10 +44,12 @@ static Workspace make_workspace(int64_t vocab, bool filtered) {
   workspace.references = take_array<double>(&at, shards);
   workspace.filter.measures = take_array<double>(&at, measures);
   workspace.filter.bins = take_array<double>(&at, bins);
+  workspace.filter.ends = take_array<int64_t>(&at, ends);
   workspace.target_largest = take_array<float>(&at, shards);
   workspace.draft_largest = take_array<float>(&at, shards);
   workspace.filter.block_largest = take_array<float>(&at, blocks);
   workspace.filter.candidates = take_array<float>(&at, room);
+  workspace.filter.ordered = take_array<float>(&at, room);
   return workspace;
 }
 
@@ -89,26 +92,50 @@ static double filtered_mass(const Row& row, const Law& law, int64_t shard, const
   return mass;
 }
 
-static void filtered_statistics(const Row& row, const Law& law, const Parameters& parameters, Executor executor,
-                                const FilterScratch& scratch, RowStatistics* statistics) {
-  // top-p of the whole row needs its mass, of which top-k alone leaves little.
-  const bool sums = parameters.top_p < 1.0 && parameters.top_k == row.vocab;
+// First reading of a filtered row: largest values of shards and blocks and, where top-p needs it, the mass.
+static void measure_filtered(const Row& row, const Law& law, Executor executor, bool sums, const Workspace& workspace,
+                             RowStatistics* statistics) {
   for_shards(executor, num_shards(row.vocab), [&](int64_t shard) {
     alignas(64) float buffer[SHARD];
-    Entries entries;
-    const float largest = load_largest(row, shard, buffer, &entries);
-    statistics->shard_largest[shard] = largest;
-    measure_blocks(entries, scratch.block_largest + shard * (SHARD / BLOCK));
-    if (sums) statistics->shard_mass[shard] = whole_mass(row, law, entries, largest);
+    Entries entries = load_shard(row, shard, buffer);
+    ShardSum sum = {0.0f, 0.0, 0.0};
+    float exponent;
+    if (!sums || !sum_source(FloatSource{entries.values}, entries.padded, law, &sum, &exponent)) {
+      const float largest = load_largest(row, shard, buffer, &entries);
+      sum = {largest, largest, sums ? whole_mass(row, law, entries, largest) : 0.0};
+    }
+    statistics->shard_largest[shard] = sum.largest;
+    statistics->shard_mass[shard] = sum.mass;
+    workspace.references[shard] = sum.reference;
+    measure_blocks(entries, workspace.filter.block_largest + shard * (SHARD / BLOCK));
   });
   statistics->valid = merge_largest(row, statistics);
+  if (sums && statistics->valid) merge_masses(row, law, workspace.references, statistics);
+}
+
+static void filtered_statistics(const Row& row, const Law& law, const Parameters& parameters, Executor executor,
+                                const Workspace& workspace, RowStatistics* statistics) {
+  // top-p of the whole row needs its mass, of which top-k alone leaves little.
+  const bool sums = parameters.top_p < 1.0 && parameters.top_k == row.vocab;
+  measure_filtered(row, law, executor, sums, workspace, statistics);
   if (!statistics->valid) return;
-  if (sums) merge_masses(row, law, statistics->shard_largest, statistics);
+  const FilteredRow filtered = {row, law, statistics->row_max, workspace.filter};
   const double total = sums ? statistics->weight_sum : __builtin_nan("");
-  statistics->threshold = filter_threshold({row, law, statistics->row_max, scratch}, parameters, total);
+  bool has_masses = sums && bracket_nucleus(filtered, parameters.top_p, total, statistics);
+  const double least = min_p_threshold(filtered, parameters);
+  if (!has_masses) {
+    statistics->threshold = filter_threshold(filtered, parameters, total);
+  } else if (least > statistics->threshold) {
+    statistics->threshold = least;
+    has_masses = false;
+  }
   statistics->float_threshold = ceil_to_float(statistics->threshold);
+  if (has_masses) {
+    statistics->weight_sum = fixed_sum(statistics->shard_mass, num_shards(row.vocab));
+    return;
+  }
   for_shards(executor, num_shards(row.vocab), [&](int64_t shard) {
-    statistics->shard_mass[shard] = filtered_mass(row, law, shard, scratch.block_largest,
+    statistics->shard_mass[shard] = filtered_mass(row, law, shard, workspace.filter.block_largest,
                                                   statistics->shard_largest[shard], statistics->float_threshold);
   });
   merge_masses(row, law, statistics->shard_largest, statistics);
@@ -119,7 +146,7 @@ static void row_statistics(const Row& row, const Law& law, const Parameters& par
   if (parameters.greedy) {
     greedy_statistics(row, executor, statistics);
   } else if (parameters.filtered) {
-    filtered_statistics(row, law, parameters, executor, workspace.filter, statistics);
+    filtered_statistics(row, law, parameters, executor, workspace, statistics);
   } else {
     unfiltered_statistics(row, law, executor, proof, workspace.references, statistics);
   }

@@ -62,12 +62,12 @@ struct FastResidual {
   float draft_bound;
   ScaleRatio ratio;
   double scale;
+  bool sparse;  // top-k and its like leave chunks without a target entry
 };
 
 static bool make_fast_side(const Sampled& sampled, float* magic, float* bound, double* scale) {
-  const float exponent = __builtin_rintf(static_cast<float>(sampled.statistics.row_max) * sampled.law.scale.high);
-  const bool fits = exponent > -WIDEST_EXPONENT && exponent < WIDEST_EXPONENT;
-  if (sampled.law.weighing != Weighing::EXPONENTIAL || !fits) return false;
+  float exponent;
+  if (!exponent_of(sampled.law, static_cast<float>(sampled.statistics.row_max), &exponent)) return false;
   const float lowest = (exponent - LOWEST_EXPONENT) / sampled.law.scale.high;
   *magic = MAGIC - exponent;
   *bound = larger(sampled.statistics.float_threshold, lowest);
@@ -81,6 +81,7 @@ static bool make_fast_residual(const Sampled& target, const Sampled& draft, Fast
   if (!make_fast_side(draft, &fast->draft_magic, &fast->draft_bound, &draft_scale)) return false;
   fast->ratio = scale_ratio(draft_scale / fast->scale);
   fast->scale *= EXPONENT_SHIFT;
+  fast->sparse = target.parameters.filtered;
   return true;
 }
 
@@ -98,7 +99,7 @@ static double sum_residual(const Source& target, const Source& draft, int64_t pa
                            const ExponentialScale target_scale, const ExponentialScale draft_scale) {
   double lanes[LANES] = {};
   for (int64_t begin = 0; begin < padded; begin += CHUNK) {
-    if (!(largest_of_chunk(Source{target.values + begin}) >= fast.target_bound)) continue;
+    if (fast.sparse && !(largest_of_chunk(Source{target.values + begin}) >= fast.target_bound)) continue;
 #pragma omp simd
     for (int64_t lane = 0; lane < HALF; ++lane) {
       float sum = 0.0f, rest = 0.0f;
@@ -116,18 +117,30 @@ static double sum_residual(const Source& target, const Source& draft, int64_t pa
   return sum_of_lanes<LANES>(lanes);
 }
 
-// Sum of a shard's residual and, where `residual` is no null, its entries.
-static ShardResidual fast_residual(const Sampled& target, const Sampled& draft, const FastResidual& fast, int64_t shard,
-                                   float* residual) {
-  if (!(target.statistics.shard_mass[shard] > 0.0)) return {0.0, fast.scale};
+template <class Source>
+static double sum_residual_pairs(const Sampled& target, const Sampled& draft, const Source& target_source,
+                                 const Source& draft_source, int64_t begin, int64_t count, const FastResidual& fast) {
   const ExponentialScale target_scale = target.law.scale, draft_scale = draft.law.scale;
+  const int64_t rest = count % CHUNK, whole = count - rest;
+  const double sum = sum_residual(target_source, draft_source, whole, fast, target_scale, draft_scale);
+  if (rest == 0) return sum;
+  alignas(64) float target_buffer[CHUNK], draft_buffer[CHUNK];
+  const Entries target_entries = load_entries(target.row, begin + whole, begin + count, target_buffer);
+  const Entries draft_entries = load_entries(draft.row, begin + whole, begin + count, draft_buffer);
+  return sum + sum_residual(FloatSource{target_entries.values}, FloatSource{draft_entries.values}, CHUNK, fast,
+                            target_scale, draft_scale);
+}
+
+// Sum of a shard's residual.
+static ShardResidual fast_residual(const Sampled& target, const Sampled& draft, const FastResidual& fast,
+                                   int64_t shard) {
+  if (!(target.statistics.shard_mass[shard] > 0.0)) return {0.0, fast.scale};
   const int64_t begin = shard * SHARD, count = shard_size(target.row, shard);
-  if (!residual && reads_pairs(target.row, count) && reads_pairs(draft.row, count) &&
-      target.row.dtype == draft.row.dtype) {
+  if (reads_pairs(target.row) && reads_pairs(draft.row) && target.row.dtype == draft.row.dtype) {
     const uint16_t* targets = reinterpret_cast<const uint16_t*>(target.row.data) + begin;
     const uint16_t* drafts = reinterpret_cast<const uint16_t*>(draft.row.data) + begin;
     const auto sum = [&](auto target_source, auto draft_source) {
-      return sum_residual(target_source, draft_source, count, fast, target_scale, draft_scale);
+      return sum_residual_pairs(target, draft, target_source, draft_source, begin, count, fast);
     };
     if (target.row.dtype == DType::BFLOAT16) return {sum(Bfloat16Source{targets}, Bfloat16Source{drafts}), fast.scale};
     return {sum(Float16Source{targets}, Float16Source{drafts}), fast.scale};
@@ -135,14 +148,22 @@ static ShardResidual fast_residual(const Sampled& target, const Sampled& draft, 
   alignas(64) float target_buffer[SHARD], draft_buffer[SHARD];
   const Entries target_entries = load_shard(target.row, shard, target_buffer);
   const Entries draft_entries = load_shard(draft.row, shard, draft_buffer);
-  if (residual) {
+  return {sum_residual(FloatSource{target_entries.values}, FloatSource{draft_entries.values}, target_entries.padded,
+                       fast, target.law.scale, draft.law.scale),
+          fast.scale};
+}
+
+// Entries of a shard's residual.
+static ShardResidual write_fast_residual(const Sampled& target, const Sampled& draft, const FastResidual& fast,
+                                         int64_t shard, float* residual) {
+  alignas(64) float target_buffer[SHARD], draft_buffer[SHARD];
+  const ExponentialScale target_scale = target.law.scale, draft_scale = draft.law.scale;
+  const Entries target_entries = load_shard(target.row, shard, target_buffer);
+  const Entries draft_entries = load_shard(draft.row, shard, draft_buffer);
 #pragma omp simd
-    for (int64_t index = 0; index < target_entries.padded; ++index) {
-      residual[index] =
-          fast_residual_of(target_entries.values[index], draft_entries.values[index], fast, target_scale, draft_scale);
-    }
+  for (int64_t index = 0; index < target_entries.padded; ++index) {
+    residual[index] =
+        fast_residual_of(target_entries.values[index], draft_entries.values[index], fast, target_scale, draft_scale);
   }
-  const double sum = sum_residual(FloatSource{target_entries.values}, FloatSource{draft_entries.values},
-                                  target_entries.padded, fast, target_scale, draft_scale);
-  return {sum, fast.scale};
+  return {fixed_sum(residual, target_entries.padded), fast.scale};
 }

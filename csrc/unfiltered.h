@@ -31,7 +31,7 @@ static ShardSum sum_shard(const Row& row, const Law& law, int64_t shard) {
   alignas(64) float buffer[SHARD];
   Entries entries;
   ShardSum sum;
-  if (law.weighing == Weighing::EXPONENTIAL && sum_in_one_reading(row, law, shard, buffer, &sum)) return sum;
+  if (sum_in_one_reading(row, law, shard, buffer, &sum)) return sum;
   const float largest = load_largest(row, shard, buffer, &entries);
   return {largest, largest, whole_mass(row, law, entries, largest)};
 }
