@@ -53,15 +53,10 @@ def weigh(inputs: Inputs) -> Call:
     if dtype not in _FUNCTIONS:
         raise TypeError(f"target_logits: expected dtype float32 or bfloat16, got {dtype}")
     function = getattr(_library(), _FUNCTIONS[dtype])
-    rows = rows_read(inputs)
-    pointers = [row.data_ptr() for row in rows]
-    count = inputs.target_logits.shape[-1]
-
     # The rows stay alive with the call that holds their addresses.
-    def call(kept: list[torch.Tensor] = rows) -> float:
-        return sum(function(pointer, count) for pointer in pointers)
-
-    return call
+    addressed = [(row, row.data_ptr()) for row in rows_read(inputs)]
+    count = inputs.target_logits.shape[-1]
+    return lambda: sum(function(address, count) for _, address in addressed)
 
 
 @functools.cache
