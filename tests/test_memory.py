@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-# A round of 1 GB of logits on two threads; prints by how many bytes the resident memory of the process grows at its peak.
+# A round of 1 GB on two threads; prints by how many bytes the resident memory of the process grows at its peak.
 SCRIPT = """
 import sys, torch, specker
 from specker.bench import footprint
