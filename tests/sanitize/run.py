@@ -97,8 +97,8 @@ FAULTS = (
         "(allowed[token / WORD]) >> lane;", "(allowed[token / WORD]) >> (lane + WORD);", "shift exponent",
     ),
     Fault(
-        "shards of a row write one variable", THREAD, "row.h",
-        "    const double mass = proven", "    statistics->row_max = largest;\n    const double mass = proven",
+        "shards of a row write one variable", THREAD, "unfiltered.h",
+        "    references[shard] = sum.reference;", "    references[0] = sum.reference;",
         "data race",
     ),
     Fault(
