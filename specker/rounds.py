@@ -171,7 +171,8 @@ def _operands(
     """Return target and draft adjustments and the columns of a reduced vocabulary as the operator takes them."""
     bias, allowed, draft_bias, draft_allowed, draft_to_target_ids = adjustments
     # The common round is not to pay for what it does not use.
-    if bias is allowed is draft_bias is draft_allowed is draft_to_target_ids is None:
+    biased, masked = bias is not None or draft_bias is not None, allowed is not None or draft_allowed is not None
+    if not biased and not masked and draft_to_target_ids is None:
         return NO_ADJUSTMENT, NO_ADJUSTMENT, (None, None)
     batch, flat = shape.batch, len(shape.targets) == 1
     target = Adjustment(
