@@ -31,7 +31,7 @@ def stream(*seeds: int) -> dict[str, Any]:
     return {"seed": torch.tensor(seeds), "offset": torch.arange(len(seeds)) * 100}
 
 
-def test_a_target_that_is_sure_of_the_drafts_keeps_them_all(on_backend: str) -> None:
+def test_a_target_that_is_sure_of_the_drafts_keeps_them_all() -> None:
     draft_probs, draft_token_ids, _ = rows(batch=3, gamma=4, vocab=7)
     wanted = torch.cat([draft_token_ids, torch.tensor([[0], [3], [6]])], dim=1)
     target_probs = torch.nn.functional.one_hot(wanted, 7).float()
@@ -158,7 +158,7 @@ def test_the_joint_law_is_exact() -> None:
     assert laws.p_value(laws.outcome_counts(result), laws.joint_law(target, draft, 2)) > 1e-6
 
 
-def test_padding_tokens_stop_a_sequence_without_gaps(on_backend: str) -> None:
+def test_padding_tokens_stop_a_sequence_without_gaps() -> None:
     """Engines pad short sequences with -1 and rows of zeros; the token of the first padded row is the bonus token."""
     draft_probs, draft_token_ids, target_probs = rows(batch=1, gamma=4, vocab=3)
     target_probs[0] = torch.tensor([0.0, 0.0, 1.0])

@@ -112,7 +112,7 @@ def test_many_batches_agree_with_one_round_each(layout: str) -> None:
     assert seen >= {(3, 1), (3, 2), (3, 3), (3, 4)}
 
 
-def test_greedy_requests_take_the_arg_max(on_backend: str) -> None:
+def test_greedy_requests_take_the_arg_max() -> None:
     inputs = batch([2, 1, 2])
     logits = torch.full((5, 4), -1.0)
     logits[torch.arange(5), torch.tensor([1, 2, 3, 0, 1])] = 5.0
@@ -134,7 +134,7 @@ def test_greedy_requests_read_no_draft_row_and_no_random_number() -> None:
     assert outputs == [outputs[0]] * 20
 
 
-def test_a_request_does_not_depend_on_its_place(on_backend: str) -> None:
+def test_a_request_does_not_depend_on_its_place() -> None:
     lengths, order = [2, 0, 3, 1], [3, 2, 1, 0]
     starts = np.cumsum([0, *lengths])
     inputs = batch(lengths)
@@ -201,7 +201,7 @@ def test_the_joint_law_is_exact(has_draft: bool) -> None:
     assert laws.p_value(laws.outcome_counts(result), laws.joint_law(target, draft, 2)) > 1e-6
 
 
-def test_placeholders_are_rejected_and_drawn_from_the_target(on_backend: str) -> None:
+def test_placeholders_are_rejected_and_drawn_from_the_target() -> None:
     inputs = batch([3, 1])
     inputs["draft_token_ids"][:2] = torch.tensor([3, -1])
     inputs["target_logits"][0] = torch.eye(VOCAB)[3].log()

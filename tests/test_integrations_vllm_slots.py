@@ -85,16 +85,19 @@ def test_each_request_is_one_round_of_verify(on_backend: str, layout: str, has_d
 
 
 @pytest.mark.parametrize("has_draft", [True, False], ids=["draft", "ngram"])
-def test_many_batches_agree_with_one_round_each(has_draft: bool) -> None:
+@pytest.mark.parametrize("layout", ["equal", "ragged"])
+def test_many_batches_agree_with_one_round_each(layout: str, has_draft: bool) -> None:
     """Every number of tokens occurs for every length: what lies behind them is -1, never what was in memory."""
     seen = set()
     for trial in range(60):
         lengths = [(trial + request * request) % (STEPS + 1) for request in range(trial % 5 + 1)]
+        lengths = [STEPS] * len(lengths) if layout == "equal" else lengths
         inputs = batch(lengths, has_draft, seed=trial)
         sampled, num_sampled = rejection_sample_by_slot(**inputs)
         assert (sampled.tolist(), num_sampled.tolist()) == one_by_one(inputs)
         seen |= set(zip(lengths, num_sampled.tolist(), strict=True))
-    assert seen >= {(length, count) for length in range(STEPS + 1) for count in range(1, length + 2)}
+    expected = range(STEPS + 1) if layout == "ragged" else [STEPS]
+    assert seen >= {(length, count) for length in expected for count in range(1, length + 2)}
 
 
 @pytest.mark.parametrize("layout", ["equal", "ragged"])
@@ -115,15 +118,17 @@ def test_a_request_does_not_depend_on_its_slot(layout: str) -> None:
 @pytest.mark.parametrize("layout", ["equal", "ragged"])
 def test_other_slots_and_padded_columns_are_not_read(layout: str) -> None:
     """The target's vocabulary is padded; slots without a request hold NaN; drafts lie in a wider buffer."""
-    inputs = batch(LENGTHS[layout], seed=2)
-    wanted = rejection_sample_by_slot(**inputs)
-    buffer = torch.full((SLOTS, STEPS + 2, VOCAB + 4), math.nan)
-    slots = inputs["idx_mapping"].long()
-    buffer[slots, :STEPS, :VOCAB] = inputs["draft_logits"][slots]
-    target = torch.full((len(inputs["pos"]), VOCAB + 3), math.nan)
-    target[:, :VOCAB] = inputs["target_logits"]
-    got = rejection_sample_by_slot(**{**inputs, "draft_logits": buffer[:, :STEPS, :VOCAB], "target_logits": target})
-    assert [part.tolist() for part in got] == [part.tolist() for part in wanted]
+    for trial in range(10):
+        inputs = batch(LENGTHS[layout], seed=trial)
+        wanted = rejection_sample_by_slot(**inputs)
+        buffer = torch.full((SLOTS, STEPS + 2, VOCAB + 4), math.nan)
+        slots = inputs["idx_mapping"].long()
+        buffer[slots, :STEPS, :VOCAB] = inputs["draft_logits"][slots]
+        target = torch.full((len(inputs["pos"]), VOCAB + 3), math.nan)
+        target[:, :VOCAB] = inputs["target_logits"]
+        changed = {"draft_logits": buffer[:, :STEPS, :VOCAB], "target_logits": target}
+        got = rejection_sample_by_slot(**{**inputs, **changed})
+        assert [part.tolist() for part in got] == [part.tolist() for part in wanted]
 
 
 @pytest.mark.parametrize("has_draft", [True, False], ids=["draft", "ngram"])
