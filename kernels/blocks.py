@@ -1,4 +1,4 @@
-"""Device functions that the kernels share: weights, the sums of one shard, parameters, random numbers.
+"""Device functions that the kernels share: weights, scalar conditions, random numbers.
 
 A weight is exp((logit - shift) / temperature) or, for rows of probabilities, (prob / shift) ** (1 / temperature): 1 at
 the shift, 0 for a masked id, NaN for an entry that makes its row invalid.
@@ -96,47 +96,6 @@ def weights_float64(values, row_max, temperature, IS_PROBS: tl.constexpr):
     else:
         weights = tl.exp((values - row_max) / temperature)
     return weights
-
-
-@triton.jit
-def as_groups(values):
-    """Return a tile as (4, groups, 8): the 32 values of a group lie in one or two threads, so no barrier sums them."""
-    return tl.reshape(values, (4, values.shape[0] // 32, 8))
-
-
-@triton.jit
-def sum_groups(weights):
-    """Return the float32 sums of the groups of a tile: 32 terms, added pairwise."""
-    return tl.sum(tl.sum(weights, axis=2), axis=0)
-
-
-@triton.jit
-def sampled_shard(values, scale, IS_PROBS: tl.constexpr):
-    """Return the maximum and the float64 sum of weights of a shard; an invalid one gives -inf and NaN."""
-    # A NaN or +inf need not be looked for: whatever the maximum makes of it, its weight and so the sum becomes NaN.
-    grouped = as_groups(values)
-    group_max = tl.max(tl.max(grouped, axis=2), axis=0)
-    shift = safe_shift(group_max, IS_PROBS)
-    group_sum = sum_groups(shifted_weights(grouped, shift[None, :, None], scale, IS_PROBS))
-    shard_max = tl.max(group_max, axis=0)
-    rescale = shifted_weights(group_max, safe_shift(shard_max, IS_PROBS), scale, IS_PROBS)
-    shard_sum = tl.sum((group_sum * rescale).to(tl.float64), axis=0)
-    usable = (shard_sum == shard_sum) & (shard_max > lowest(IS_PROBS))
-    return tl.where(usable, shard_max, float("-inf")), shard_sum
-
-
-@triton.jit
-def greedy_shard(values, first, IS_PROBS: tl.constexpr):
-    """Return maximum, 1.0 (0.0 without mass, NaN if invalid) and the lowest id of the maximum of a shard."""
-    healthy = values < float("inf")
-    if IS_PROBS:
-        healthy = healthy & (values >= 0.0)
-    invalid = tl.max(tl.where(healthy, 0, 1), axis=0) > 0
-    shard_max = tl.max(tl.where(healthy, values, lowest(IS_PROBS)), axis=0)
-    column = tl.min(tl.where(values == shard_max, tl.arange(0, values.shape[0]), NO_ID), axis=0)
-    has_mass = shard_max > lowest(IS_PROBS)
-    shard_sum = tl.where(invalid, float("nan"), tl.where(has_mass, 1.0, 0.0)).to(tl.float64)
-    return tl.where(has_mass & ~invalid, shard_max, float("-inf")), shard_sum, first.to(tl.int32) + column
 
 
 @triton.jit

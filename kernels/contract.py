@@ -25,20 +25,30 @@ GREEDY_TEMPERATURE = tl.constexpr(1e-5)
 DRAFT_PURPOSE = 0
 VERIFY_PURPOSE = 1
 
-MAX_BLOCK = 8192
-"""Most logits of a vocabulary shard, one tile: 32 a thread with 8 warps, four 128-bit loads of bfloat16."""
+MAX_SHARD = 1024
+"""Most ids of a vocabulary shard: what one warp takes in, so that no barrier is needed to sum it."""
+TILE_SHARDS = tl.constexpr(8)
+"""Shards of a tile, what a program reads in one trip: 64 logits a thread with 4 warps of 32."""
+REST_SHARDS = tl.constexpr(4)
+"""Shards read at once where the row ends, as masks take registers."""
 NUM_BINS = 1024
 """Bins of the histogram that narrows down a filter's threshold."""
 MAX_CANDIDATES = 1024
 """Values around a threshold that are compared with one another rather than counted in bins."""
 MAX_FILTER_PROGRAMS = 528
-"""Programs of the filter kernel, which go through the rows in turn: its scratch does not grow with the batch."""
-MAX_FILTER_BLOCK = 2048
-"""Most logits that the filter kernel takes at a time: counting and weighing them needs registers."""
-BLOCK_POSITIONS = 8
-"""Positions of a sequence decided at once."""
-NUM_WARPS = 8
-"""Warps of every program."""
+"""Programs of the last filter kernel, which go through the rows in turn: its histograms do not grow with the batch."""
+MAX_FILTER_SHARD = 256
+"""Most ids an eighth of what the last filter kernel takes at a time: counting and weighing needs registers."""
+MAX_POSITIONS = 8
+"""Most positions of a sequence that are decided at once."""
+MAX_MERGED = 1024
+"""Most shard sums of several positions that the last kernel merges at once: each takes exponentials in float64."""
+MAX_MERGED_BESIDE = 256
+"""The same where the registers are needed for rows."""
+NUM_WARPS = 4
+"""Warps of a program that streams rows."""
+WIDE_WARPS = 8
+"""Warps of a program that merges, scans or sorts out what the others left."""
 MAX_SHARDS = 1024
 """Shards whose sums one program merges at once."""
 
@@ -69,9 +79,9 @@ def shard_size(vocab: int) -> int:
 
     Example:
         >>> shard_size(5), shard_size(1000), shard_size(128256)
-        (32, 1024, 8192)
+        (32, 1024, 1024)
     """
-    return min(MAX_BLOCK, max(32, power_of_two(vocab)))
+    return min(MAX_SHARD, max(32, power_of_two(vocab)))
 
 
 def power_of_two(value: int) -> int:
@@ -103,12 +113,15 @@ def constants(
     target_is_probs: bool,
     draft_is_probs: bool,
     same_rows: bool,
+    excludes: bool,
     purpose: int,
 ) -> dict[str, int | bool]:
     """Return the compile-time arguments of all kernels by name: what a round is compiled for, dtypes aside.
 
-    `widest` is the larger of the target's and the draft's vocabulary.
+    `widest` is the larger of the target's and the draft's vocabulary; `excludes` leaves draft tokens out of the shard
+    sums of their target rows, where they are all that a rejection takes away.
     """
+    shards = power_of_two(num_shards(widest, vocab))
     return {
         "FLAT": flat,
         "ALIGNED": aligned,
@@ -116,11 +129,13 @@ def constants(
         "TARGET_IS_PROBS": target_is_probs,
         "DRAFT_IS_PROBS": draft_is_probs,
         "SAME_ROWS": same_rows,
+        "EXCLUDES": excludes,
         "PURPOSE": purpose,
         "SHARD": shard_size(vocab),
-        "BLOCK_SHARDS": power_of_two(num_shards(widest, vocab)),
-        "BLOCK_POSITIONS": BLOCK_POSITIONS,
-        "BLOCK_VOCAB": min(shard_size(vocab), MAX_FILTER_BLOCK),
+        "BLOCK_SHARDS": shards,
+        "BLOCK_POSITIONS": max(1, min(MAX_POSITIONS, MAX_MERGED // shards)),
+        "FEW_POSITIONS": max(1, min(MAX_POSITIONS, MAX_MERGED_BESIDE // shards)),
+        "FILTER_SHARD": min(shard_size(vocab), MAX_FILTER_SHARD),
         "NUM_BINS": NUM_BINS,
         "MAX_CANDIDATES": MAX_CANDIDATES,
         "FITS": widest <= MAX_CANDIDATES,
@@ -130,11 +145,13 @@ def constants(
 def shards_per_program(rows: int, shards: int) -> int:
     """Return how many shards of a row one program goes through, which changes nothing but the time it takes.
 
-    One where there are few rows, so that a single sequence fills the machine; more where there are many, so that a
+    One tile where there are few rows, so that a single sequence fills the machine; more where there are many, so that a
     program's fixed cost is spread.
 
     Example:
-        >>> shards_per_program(9, 16), shards_per_program(288, 16), shards_per_program(4096, 16)
-        (1, 4, 16)
+        >>> shards_per_program(9, 126), shards_per_program(288, 126), shards_per_program(4096, 126)
+        (8, 32, 128)
     """
-    return max(1, min(shards, rows * shards // ENOUGH_PROGRAMS))
+    tile = int(TILE_SHARDS.value)
+    tiles = -(-shards // tile)
+    return tile * max(1, min(tiles, rows * tiles // ENOUGH_PROGRAMS))

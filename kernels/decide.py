@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from . import contract
-from .blocks import NO_ID, flag, spread, weights_float64
+from .blocks import NO_ID, flag, lowest, spread, weights_float64
 from .rows import column_weights, row_at
 
 
@@ -40,8 +40,28 @@ def load_sequence(integers_ptr, temperatures_ptr, sequence):
 
 
 @triton.jit
-def merge_rows(buffers, rows, mask, num_shards, temperature, IS_PROBS: tl.constexpr, BLOCK_SHARDS: tl.constexpr):
-    """Return row maximum, weight sum (not > 0 if invalid) and arg-max (of greedy rows) of a block of rows."""
+def merge_excluded(row_max, excluded, IS_PROBS: tl.constexpr):
+    """Return the maximum of a row with the logit of a token that its shard sums leave out; -inf where none is."""
+    return tl.maximum(row_max, tl.where((excluded > lowest(IS_PROBS)) & (excluded < float("inf")), excluded, row_max))
+
+
+@triton.jit
+def excluded_weight(excluded, row_max, temperature, IS_PROBS: tl.constexpr):
+    """Return the weight of a token that the shard sums of its row leave out; 0 where none is, NaN if it is invalid."""
+    weight = weights_float64(excluded, row_max, temperature, IS_PROBS)
+    weight = tl.where((excluded > lowest(IS_PROBS)) & (excluded < float("inf")), weight, 0.0)
+    healthy = (excluded < float("inf")) & ((excluded == float("-inf")) | (excluded >= lowest(IS_PROBS)))
+    return tl.where(healthy, weight, float("nan"))
+
+
+@triton.jit
+def merge_rows(
+    buffers, rows, mask, excluded, num_shards, temperature, IS_PROBS: tl.constexpr, BLOCK_SHARDS: tl.constexpr
+):
+    """Return row maximum, weight sum (not > 0 if invalid) and arg-max (of greedy rows) of a block of rows.
+
+    `excluded` holds the logits of tokens that the shard sums leave out, -inf where none is; None where none ever is.
+    """
     shard_max_ptr, shard_sum_ptr, shard_argmax_ptr = buffers[0], buffers[1], buffers[2]
     shards = tl.arange(0, BLOCK_SHARDS)
     entries = (rows * num_shards)[:, None] + shards[None, :]
@@ -49,9 +69,13 @@ def merge_rows(buffers, rows, mask, num_shards, temperature, IS_PROBS: tl.conste
     maxima = tl.load(shard_max_ptr + entries, mask=inside, other=float("-inf")).to(tl.float64)
     sums = tl.load(shard_sum_ptr + entries, mask=inside, other=0.0)
     row_max = tl.max(maxima, axis=1)
+    if excluded is not None:
+        row_max = merge_excluded(row_max, excluded, IS_PROBS)
     greedy = flag(temperature == 0.0)
     factor = weights_float64(maxima, row_max[:, None], tl.where(greedy, 1.0, temperature), IS_PROBS)
     weight_sum = tl.sum(tl.where(maxima == float("-inf"), sums, sums * factor), axis=1)
+    if excluded is not None:
+        weight_sum += excluded_weight(excluded, row_max, tl.where(greedy, 1.0, temperature), IS_PROBS)
     argmax = tl.full((rows.shape[0],), NO_ID, tl.int32)
     if greedy:
         ids = tl.load(shard_argmax_ptr + entries, mask=inside, other=NO_ID)
@@ -73,16 +97,22 @@ def row_filter(buffers, rows, mask, weight_sum):
 
 @triton.jit
 def token_probs(
-    buffers, records, rows, mask, token, num_shards, temperature, IS_PROBS: tl.constexpr, BLOCK_SHARDS: tl.constexpr
-):
+    buffers, records, rows, mask, token, num_shards, temperature,
+    EXCLUDES: tl.constexpr, IS_PROBS: tl.constexpr, BLOCK_SHARDS: tl.constexpr,
+):  # fmt: skip
     """Return the probability of a block of tokens in their rows, and whether the rows are valid.
 
-    `records` points at the field that holds the token's logit in the row.
+    `records` points at the field that holds the token's logit in the row; EXCLUDES: the shard sums leave it out.
     """
-    row_max, weight_sum, argmax = merge_rows(buffers, rows, mask, num_shards, temperature, IS_PROBS, BLOCK_SHARDS)
-    valid = weight_sum > 0.0
     greedy = flag(temperature == 0.0)
     logit = tl.load(records, mask=mask, other=0.0)
+    excluded = None
+    if EXCLUDES:
+        excluded = tl.where(mask & (token >= 0) & ~spread(greedy, mask), logit, float("-inf"))
+    row_max, weight_sum, argmax = merge_rows(
+        buffers, rows, mask, excluded, num_shards, temperature, IS_PROBS, BLOCK_SHARDS
+    )
+    valid = weight_sum > 0.0
     weight = weights_float64(logit, row_max, tl.where(greedy, 1.0, temperature), IS_PROBS)
     threshold, weight_sum = row_filter(buffers, rows, mask & valid & ~spread(greedy, mask), weight_sum)
     weight = tl.where(logit >= threshold, weight, 0.0)
@@ -96,7 +126,7 @@ def mapped_probs(
     IS_PROBS: tl.constexpr, BLOCK_SHARDS: tl.constexpr,
 ):  # fmt: skip
     """Return the draft probability of a block of target ids with draft columns, and whether their rows are valid."""
-    row_max, weight_sum, argmax = merge_rows(buffers, rows, mask, num_shards, temperature, IS_PROBS, BLOCK_SHARDS)
+    row_max, weight_sum, argmax = merge_rows(buffers, rows, mask, None, num_shards, temperature, IS_PROBS, BLOCK_SHARDS)
     valid = weight_sum > 0.0
     greedy = spread(temperature == 0.0, mask)
     threshold, weight_sum = row_filter(buffers, rows, mask & valid & ~greedy, weight_sum)
@@ -128,7 +158,7 @@ def draft_probs(
     elif HAS_DRAFT:
         prob, valid = token_probs(
             buffers, records + contract.DRAFT_LOGIT_FIELD, rows, mask, token, num_shards, temperature,
-            IS_PROBS, BLOCK_SHARDS,
+            False, IS_PROBS, BLOCK_SHARDS,
         )  # fmt: skip
     else:
         prob = tl.full((token.shape[0],), 1.0, tl.float64)
@@ -139,7 +169,7 @@ def draft_probs(
 @triton.jit
 def score(
     buffers, sizes, draft_rows, columns, sequence, positions, length, temperature, draft_temperature,
-    HAS_DRAFT: tl.constexpr, HAS_RECEIPT: tl.constexpr,
+    HAS_DRAFT: tl.constexpr, HAS_RECEIPT: tl.constexpr, EXCLUDES: tl.constexpr,
     TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr, BLOCK_SHARDS: tl.constexpr,
 ):  # fmt: skip
     """Judge a block of positions as if all before them had been accepted.
@@ -156,7 +186,7 @@ def score(
     accept = tl.load(records + contract.ACCEPT_FIELD, mask=drafted, other=0.0)
     target_prob, target_valid = token_probs(
         buffers, records + contract.TARGET_LOGIT_FIELD, rows, drafted, token, num_shards, temperature,
-        TARGET_IS_PROBS, BLOCK_SHARDS,
+        EXCLUDES, TARGET_IS_PROBS, BLOCK_SHARDS,
     )  # fmt: skip
     draft_prob, draft_valid = draft_probs(
         buffers, draft_rows, columns, positions, records, rows + gamma + 1, drafted & ~greedy, token, num_shards,
@@ -185,7 +215,8 @@ def score(
 @triton.jit
 def decide(
     buffers, sizes, draft_rows, columns, sequence, length, temperature, draft_temperature,
-    HAS_DRAFT: tl.constexpr, HAS_RECEIPT: tl.constexpr, TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr,
+    HAS_DRAFT: tl.constexpr, HAS_RECEIPT: tl.constexpr, EXCLUDES: tl.constexpr,
+    TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr,
     BLOCK_SHARDS: tl.constexpr, BLOCK_POSITIONS: tl.constexpr,
 ):  # fmt: skip
     """Return (num_accepted, status bits of the positions that decided, whether to draw from the residual)."""
@@ -196,7 +227,7 @@ def decide(
         positions = (chunk + tl.arange(0, BLOCK_POSITIONS)).to(tl.int64)
         accepted, bits, _, _, subtractable = score(
             buffers, sizes, draft_rows, columns, sequence, positions, length, temperature, draft_temperature,
-            HAS_DRAFT, HAS_RECEIPT, TARGET_IS_PROBS, DRAFT_IS_PROBS, BLOCK_SHARDS,
+            HAS_DRAFT, HAS_RECEIPT, EXCLUDES, TARGET_IS_PROBS, DRAFT_IS_PROBS, BLOCK_SHARDS,
         )  # fmt: skip
         num_accepted = tl.minimum(num_accepted, tl.min(tl.where(accepted, length, positions), axis=0))
         status |= tl.reduce(tl.where(positions <= num_accepted, bits, 0), 0, bit_or)

@@ -4,7 +4,7 @@ The residual is taken between weights rather than probabilities: with W the weig
 
     residual = max(target_weight - draft_weight * (W_target / W_draft), 0)
 
-so rows with equal numbers cancel to exactly 0, whether or not the product is fused with the difference.
+so rows with equal numbers cancel to exactly 0.
 """
 
 # ruff: noqa: ANN001, ANN201 (device functions take and return Triton values, which have no Python types)
@@ -16,8 +16,9 @@ import triton.language as tl
 
 from . import contract
 from .blocks import NO_ID, exponent_scale, flag, safe_shift, shifted_weights, spread, weights_float64
-from .decide import merge_rows, row_filter
+from .decide import merge_excluded, merge_rows, row_filter
 from .rows import column_weights, load_shard
+from .tiles import load_tile
 
 
 @triton.jit
@@ -30,14 +31,19 @@ def round_up(value):
 
 
 @triton.jit
-def load_shards(buffers, row, num_shards, temperature, IS_PROBS: tl.constexpr, BLOCK_SHARDS: tl.constexpr):
-    """Return maxima and masses (in units of the row maximum) of the shards of one row, and the row maximum."""
+def load_shards(buffers, row, excluded, num_shards, temperature, IS_PROBS: tl.constexpr, BLOCK_SHARDS: tl.constexpr):
+    """Return maxima and masses (in units of the row maximum) of the shards of one row, and the row maximum.
+
+    `excluded` is the logit of a token that the shard sums leave out, -inf where none is; None where none ever is.
+    """
     shard_max_ptr, shard_sum_ptr = buffers[0], buffers[1]
     shards = tl.arange(0, BLOCK_SHARDS)
     inside = shards < num_shards
     maxima = tl.load(shard_max_ptr + row * num_shards + shards, mask=inside, other=float("-inf"))
     sums = tl.load(shard_sum_ptr + row * num_shards + shards, mask=inside, other=0.0)
     row_max = tl.max(maxima, axis=0).to(tl.float64)
+    if excluded is not None:
+        row_max = merge_excluded(row_max, excluded, IS_PROBS)
     factor = weights_float64(maxima.to(tl.float64), row_max, temperature, IS_PROBS)
     return maxima, tl.where(maxima == float("-inf"), sums, sums * factor), row_max
 
@@ -72,7 +78,9 @@ def draft_facts(
         else:
             rows = one + sequence * rows_per_sequence + gamma + 1 + index
             mask = spread(wanted, one)
-            maxima, sums, argmax = merge_rows(buffers, rows, mask, num_shards, temperature, IS_PROBS, BLOCK_SHARDS)
+            maxima, sums, argmax = merge_rows(
+                buffers, rows, mask, None, num_shards, temperature, IS_PROBS, BLOCK_SHARDS
+            )
             thresholds, sums = row_filter(buffers, rows, mask & ~spread(greedy, one), sums)
             row_max = tl.max(maxima, axis=0)
             threshold = tl.max(thresholds, axis=0)
@@ -92,14 +100,25 @@ def draft_facts(
 
 
 @triton.jit
-def kept_weights(
-    row, first, shift, scale, threshold,
-    IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, SHARD: tl.constexpr,
+def kept_weights(values, shift, scale, threshold, IS_PROBS: tl.constexpr):
+    """Return float32 weights, 0 for ids that a filter drops."""
+    return tl.where(values >= threshold, shifted_weights(values, shift, scale, IS_PROBS), 0.0)
+
+
+@triton.jit
+def residual_weights(kept, subtrahend, factor):
+    """Return the weights that are left of a target row; the product is rounded, so that equal rows cancel."""
+    drawn = kept - subtrahend * factor
+    return tl.where(drawn > 0.0, drawn, 0.0)
+
+
+@triton.jit
+def mapped_weights(
+    draft_row, columns, ids, mask, draft, IS_PROBS: tl.constexpr
 ):  # fmt: skip
-    """Return the float32 weights of a shard, 0 for ids that a filter drops."""
-    values = load_shard(row, first, IS_PROBS, ALIGNED, SHARD)
-    weights = shifted_weights(values, shift, scale, IS_PROBS)
-    return tl.where(values >= threshold, weights, 0.0)
+    """Return the weights that a draft of a reduced vocabulary has at each target id."""
+    _, shift, scale, threshold, _, only = draft
+    return column_weights(draft_row, columns, ids, mask, shift, scale, threshold, only, IS_PROBS, False)
 
 
 @triton.jit
@@ -109,26 +128,38 @@ def emission_weights(
     ALIGNED: tl.constexpr, SHARD: tl.constexpr,
 ):  # fmt: skip
     """Return (target weights, weights drawn from) of a shard: the same numbers in every kernel that asks."""
-    removed, draft_shift, draft_scale, draft_threshold, factor, only = draft
-    kept = kept_weights(
-        target_row, first, target_shift, target_scale, target_threshold, TARGET_IS_PROBS, ALIGNED, SHARD
-    )
+    removed, draft_shift, draft_scale, draft_threshold, factor, _ = draft
+    ids = tl.arange(0, SHARD) + first.to(tl.int32)
+    values = load_shard(target_row, first, TARGET_IS_PROBS, ALIGNED, SHARD)
+    kept = kept_weights(values, target_shift, target_scale, target_threshold, TARGET_IS_PROBS)
     drawn = kept
     if HAS_DRAFT:  # noqa: SIM102 (decided while compiling)
         if factor > 0.0:
             if columns[0] is None:
-                subtrahend = kept_weights(
-                    draft_row, first, draft_shift, draft_scale, draft_threshold, DRAFT_IS_PROBS, ALIGNED, SHARD
-                )
+                values = load_shard(draft_row, first, DRAFT_IS_PROBS, ALIGNED, SHARD)
+                subtrahend = kept_weights(values, draft_shift, draft_scale, draft_threshold, DRAFT_IS_PROBS)
             else:
-                ids = tl.arange(0, SHARD) + first.to(tl.int32)
-                subtrahend = column_weights(
-                    draft_row, columns, ids, ids < target_row[1], draft_shift, draft_scale, draft_threshold, only,
-                    DRAFT_IS_PROBS, False,
-                )  # fmt: skip
-            drawn = kept - subtrahend * factor
-    column = tl.arange(0, SHARD) + first.to(tl.int32)
-    return kept, tl.where((drawn > 0.0) & (column != removed), drawn, 0.0)
+                subtrahend = mapped_weights(draft_row, columns, ids, ids < target_row[1], draft, DRAFT_IS_PROBS)
+            drawn = residual_weights(kept, subtrahend, factor)
+    return kept, tl.where((drawn > 0.0) & (ids != removed), drawn, 0.0)
+
+
+@triton.jit
+def tile_weights(
+    target_row, draft_row, first, target_shift, target_scale, target_threshold, draft,
+    TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr, SUBTRACTS: tl.constexpr,
+    ALIGNED: tl.constexpr, MASKED: tl.constexpr, SHARDS: tl.constexpr, SHARD: tl.constexpr,
+):  # fmt: skip
+    """Return (target weights, weights drawn from) of a tile; the removed id keeps its weight."""
+    _, draft_shift, draft_scale, draft_threshold, factor, _ = draft
+    values = load_tile(target_row, first, TARGET_IS_PROBS, ALIGNED, MASKED, SHARDS, SHARD)
+    kept = kept_weights(values, target_shift, target_scale, target_threshold, TARGET_IS_PROBS)
+    drawn = kept
+    if SUBTRACTS:
+        values = load_tile(draft_row, first, DRAFT_IS_PROBS, ALIGNED, MASKED, SHARDS, SHARD)
+        subtrahend = kept_weights(values, draft_shift, draft_scale, draft_threshold, DRAFT_IS_PROBS)
+        drawn = residual_weights(kept, subtrahend, factor)
+    return kept, drawn
 
 
 @triton.jit

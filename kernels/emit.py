@@ -1,8 +1,9 @@
 """The last kernel of a round: decide, draw one token by hierarchical inverse CDF, write every output.
 
 One program a sequence. The emission uniform picks the shard by a float64 prefix over the shard masses, then the id by a
-prefix inside that one shard, the only part of the row that is read again. A rejected point mass is read out of its own
-shard as well. Bytes per logit of the shard: its own size, and the draft's where a residual is drawn.
+prefix inside that one shard, the only part of the row that is read again. What a rejected point mass leaves needs no
+more: the shard sums of its row never held the draft token. Bytes per logit of the shard: its own size, and the draft's
+where a residual is drawn.
 """
 
 # ruff: noqa: ANN001, ANN201 (device functions take and return Triton values, which have no Python types)
@@ -28,7 +29,7 @@ def times(left, right):
 @triton.jit
 def draw(
     buffers, sizes, residual_mass_ptr, kept_mass_ptr, target_row, draft_row, columns,
-    sequence, index, wanted, emission, temperature, draft_temperature,
+    sequence, index, wanted, excluded, emission, temperature, draft_temperature,
     HAS_DRAFT: tl.constexpr, HAS_RECEIPT: tl.constexpr, TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr,
     ALIGNED: tl.constexpr, SHARD: tl.constexpr, BLOCK_SHARDS: tl.constexpr,
 ):  # fmt: skip
@@ -37,7 +38,9 @@ def draw(
     row = sequence * rows_per_sequence + index
     shards = tl.arange(0, BLOCK_SHARDS)
     inside = shards < num_shards
-    maxima, masses, row_max = load_shards(buffers, row, num_shards, temperature, TARGET_IS_PROBS, BLOCK_SHARDS)
+    maxima, masses, row_max = load_shards(
+        buffers, row, excluded, num_shards, temperature, TARGET_IS_PROBS, BLOCK_SHARDS
+    )
     weight_sum = tl.sum(masses, axis=0)
     one = tl.zeros((1,), tl.int64)
     thresholds, sums = row_filter(buffers, one + row, one == 0, weight_sum + one)
@@ -62,30 +65,19 @@ def draw(
             residual_mass_ptr + sequence * num_shards + shards, mask=inside & spread(wanted, shards), other=0.0
         )
         residual = tl.where(wanted, summed, masses)
-    elif wanted:
-        # The sum of the shard without the removed id: subtracting its weight would cancel.
-        home = removed // SHARD
-        home_max = tl.max(tl.where(shards == home, maxima, float("-inf")), axis=0)
-        _, others = emission_weights(
-            target_row, draft_row, columns, home.to(tl.int64) * SHARD,
-            safe_shift(home_max, TARGET_IS_PROBS), scale, floor,
-            (removed, draft_shift, draft_scale, draft_threshold, factor, only),
-            TARGET_IS_PROBS, DRAFT_IS_PROBS, False, ALIGNED, SHARD,
-        )  # fmt: skip
-        unit = weights_float64(home_max.to(tl.float64), row_max, temperature, TARGET_IS_PROBS)
-        left = tl.sum(others.to(tl.float64), axis=0)
-        residual = tl.where(shards == home, tl.where(left > 0.0, left * unit, 0.0), masses)
     total = tl.sum(residual, axis=0)
     empty = wanted & ~((total > 0.0) & (total < float("inf")))
     subtracts = wanted & ~empty
     masses = tl.where(subtracts, residual, masses)
     if residual_mass_ptr is not None:
         by_shard = by_shard & ~subtracts
+    # All that such a row holds is the token that its shard sums leave out.
+    sole = tl.where(empty, removed, -1)
     removed = tl.where(subtracts, removed, -1)
     factor = tl.where(subtracts, factor, 0.0)
 
     target_mass = emission * tl.sum(masses, axis=0)
-    shard = pick(shards, masses, target_mass)
+    shard = tl.maximum(pick(shards, masses, target_mass), 0)
     rest = target_mass - tl.sum(tl.where(shards < shard, masses, 0.0), axis=0)
     shard_max = tl.max(tl.where(shards == shard, maxima, float("-inf")), axis=0)
     unit = weights_float64(shard_max.to(tl.float64), row_max, temperature, TARGET_IS_PROBS)
@@ -97,6 +89,8 @@ def draw(
         TARGET_IS_PROBS, DRAFT_IS_PROBS, HAS_DRAFT, ALIGNED, SHARD,
     )  # fmt: skip
     token = pick(first.to(tl.int32) + tl.arange(0, SHARD), drawn.to(tl.float64), tl.where(by_shard, rest / unit, rest))
+    if excluded is not None:
+        token = tl.where(sole >= 0, sole, token)
     return token, empty.to(tl.int32)
 
 
@@ -104,7 +98,8 @@ def draw(
 def write_scores(
     logprobs_ptr, accept_probs_ptr, expected_ptr, buffers, sizes, draft_rows, columns,
     sequence, length, num_accepted, runs, temperature, draft_temperature,
-    HAS_DRAFT: tl.constexpr, HAS_RECEIPT: tl.constexpr, TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr,
+    HAS_DRAFT: tl.constexpr, HAS_RECEIPT: tl.constexpr, EXCLUDES: tl.constexpr,
+    TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr,
     BLOCK_SHARDS: tl.constexpr, BLOCK_POSITIONS: tl.constexpr,
 ):  # fmt: skip
     """Write the log-probabilities of all positions but the emitted one, and the accept probabilities of all."""
@@ -116,7 +111,7 @@ def write_scores(
         positions = (chunk + order).to(tl.int64)
         _, _, chance, prob, _ = score(
             buffers, sizes, draft_rows, columns, sequence, positions, length, temperature, draft_temperature,
-            HAS_DRAFT, HAS_RECEIPT, TARGET_IS_PROBS, DRAFT_IS_PROBS, BLOCK_SHARDS,
+            HAS_DRAFT, HAS_RECEIPT, EXCLUDES, TARGET_IS_PROBS, DRAFT_IS_PROBS, BLOCK_SHARDS,
         )  # fmt: skip
         if logprobs_ptr is not None:
             accepted = positions < num_accepted
@@ -181,7 +176,7 @@ def emit_tokens(
     draft_allowed_ptr, stride_draft_allowed_sequence, stride_draft_allowed_row, draft_vocab,
     columns_ptr, column_targets_ptr,  # (draft_vocab,), likewise
     gamma, vocab, num_shards, rows_per_sequence,
-    HAS_RECEIPT: tl.constexpr, TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr,
+    HAS_RECEIPT: tl.constexpr, EXCLUDES: tl.constexpr, TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr,
     ALIGNED: tl.constexpr, SHARD: tl.constexpr, BLOCK_SHARDS: tl.constexpr, BLOCK_POSITIONS: tl.constexpr,
 ):  # fmt: skip
     """Grid (batch,)."""
@@ -207,12 +202,20 @@ def emit_tokens(
     columns = (columns_ptr, column_targets_ptr)
     index, bits, wanted = decide(
         buffers, sizes, draft_rows, columns, sequence, length, temperature, draft_temperature,
-        HAS_DRAFT, HAS_RECEIPT, TARGET_IS_PROBS, DRAFT_IS_PROBS, BLOCK_SHARDS, BLOCK_POSITIONS,
+        HAS_DRAFT, HAS_RECEIPT, EXCLUDES, TARGET_IS_PROBS, DRAFT_IS_PROBS, BLOCK_SHARDS, BLOCK_POSITIONS,
     )  # fmt: skip
     one = tl.zeros((1,), tl.int64)
     row = one + sequence * rows_per_sequence + index
+    record_ptr = records_ptr + (sequence * (gamma + 1) + index) * contract.POSITION_FIELDS
+    excluded = None
+    exclusions = None
+    if EXCLUDES:
+        drafted = runs & ~greedy & flag(index < length)
+        known = drafted & flag(tl.load(record_ptr + contract.TOKEN_FIELD, mask=drafted, other=-1.0) >= 0.0)
+        excluded = tl.load(record_ptr + contract.TARGET_LOGIT_FIELD, mask=known, other=float("-inf"))
+        exclusions = excluded + one.to(tl.float64)
     row_maxima, sums, argmaxima = merge_rows(
-        buffers, row, spread(runs, one), num_shards, temperature, TARGET_IS_PROBS, BLOCK_SHARDS
+        buffers, row, spread(runs, one), exclusions, num_shards, temperature, TARGET_IS_PROBS, BLOCK_SHARDS
     )
     emits = runs & flag(tl.max(sums, axis=0) > 0.0)
     bits |= tl.where(runs & ~emits, contract.TARGET_INVALID, 0)
@@ -226,10 +229,10 @@ def emit_tokens(
         draft_row = target_row
         if HAS_DRAFT:
             draft_row = row_at(draft_rows, index)
-        record_ptr = records_ptr + (sequence * (gamma + 1) + index) * contract.POSITION_FIELDS
         token, empty = draw(
             buffers, sizes, residual_mass_ptr, kept_mass_ptr, target_row, draft_row, columns,
-            sequence, index, wanted, tl.load(record_ptr + contract.EMISSION_FIELD), temperature, draft_temperature,
+            sequence, index, wanted, excluded, tl.load(record_ptr + contract.EMISSION_FIELD), temperature,
+            draft_temperature,
             HAS_DRAFT, HAS_RECEIPT, TARGET_IS_PROBS, DRAFT_IS_PROBS, ALIGNED, SHARD, BLOCK_SHARDS,
         )  # fmt: skip
         bits |= tl.where(empty > 0, contract.RESIDUAL_EMPTY, 0)
@@ -247,7 +250,7 @@ def emit_tokens(
         write_scores(
             logprobs_ptr, accept_probs_ptr, expected_ptr, buffers, sizes, draft_rows, columns,
             sequence, length, index, runs, temperature, draft_temperature,
-            HAS_DRAFT, HAS_RECEIPT, TARGET_IS_PROBS, DRAFT_IS_PROBS, BLOCK_SHARDS, BLOCK_POSITIONS,
+            HAS_DRAFT, HAS_RECEIPT, EXCLUDES, TARGET_IS_PROBS, DRAFT_IS_PROBS, BLOCK_SHARDS, BLOCK_POSITIONS,
         )  # fmt: skip
     if receipt_ptr is not None:
         threshold = tl.where(greedy, row_max, threshold)

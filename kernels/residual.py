@@ -13,13 +13,81 @@ size and the draft's, nothing written; 8 or 16 bytes written a shard. Sequences 
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 
 from . import contract
-from .blocks import as_groups, exponent_scale, kernel, sum_groups
+from .blocks import exponent_scale, kernel
 from .decide import decide, load_sequence, row_filter
-from .emission import draft_facts, emission_weights, load_shards, round_up
+from .emission import draft_facts, emission_weights, load_shards, round_up, tile_weights
 from .rows import row_at, rows_of
+from .tiles import store_shards, sum_shards, tile_ids, tile_shards
+
+
+@triton.jit
+def write_masses(
+    residual_mass_ptr, kept_mass_ptr, entry, first_shard, target_row, draft_row, shift, scale, floor, draft, num_shards,
+    TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr, SUBTRACTS: tl.constexpr, REMOVES: tl.constexpr,
+    ALIGNED: tl.constexpr, MASKED: tl.constexpr, SHARDS: tl.constexpr, SHARD: tl.constexpr,
+):  # fmt: skip
+    """Write the masses of one tile; REMOVES leaves out the removed id, which need not be looked for elsewhere."""
+    first = first_shard * SHARD
+    kept, drawn = tile_weights(
+        target_row, draft_row, first, shift, scale, floor, draft,
+        TARGET_IS_PROBS, DRAFT_IS_PROBS, SUBTRACTS, ALIGNED, MASKED, SHARDS, SHARD,
+    )  # fmt: skip
+    if REMOVES:
+        drawn = tl.where(tile_ids(first, SHARDS, SHARD) == draft[0], 0.0, drawn)
+    kept_mass = sum_shards(kept)
+    mass = sum_shards(drawn) if SUBTRACTS or REMOVES else kept_mass
+    store_shards(residual_mass_ptr, entry, first_shard, num_shards, mass)
+    if kept_mass_ptr is not None:
+        store_shards(kept_mass_ptr, entry, first_shard, num_shards, kept_mass)
+
+
+@triton.jit
+def write_tiles(
+    residual_mass_ptr, kept_mass_ptr, entry, first_shard, end_shard, target_row, draft_row, shift, scale, floor, draft,
+    num_shards,
+    TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr, SUBTRACTS: tl.constexpr,
+    ALIGNED: tl.constexpr, SHARD: tl.constexpr,
+):  # fmt: skip
+    """Write the masses of some tiles: whole tiles by a loop without masks, the rest behind it."""
+    TILE: tl.constexpr = tile_shards(target_row)
+    REST: tl.constexpr = contract.REST_SHARDS
+    whole = tl.minimum(end_shard, target_row[1] // (TILE * SHARD) * TILE).to(tl.int64)
+    for shard in range(first_shard, whole, TILE):
+        write_masses(
+            residual_mass_ptr, kept_mass_ptr, entry, shard, target_row, draft_row, shift, scale, floor, draft,
+            num_shards, TARGET_IS_PROBS, DRAFT_IS_PROBS, SUBTRACTS, False, ALIGNED, False, TILE, SHARD,
+        )  # fmt: skip
+    # What is left: the shards that the row ends in and those behind it, and again those beside a removed id.
+    rest = tl.maximum(first_shard, whole)
+    home = draft[0].to(tl.int64) // (REST * SHARD) * REST
+    again = (not SUBTRACTS) & (draft[0] >= 0) & (home >= first_shard) & (home < whole)
+    for step in range(rest - tl.where(again, REST, 0), end_shard, REST):
+        write_masses(
+            residual_mass_ptr, kept_mass_ptr, entry, tl.where(step < rest, home, step), target_row, draft_row, shift,
+            scale, floor, draft, num_shards,
+            TARGET_IS_PROBS, DRAFT_IS_PROBS, SUBTRACTS, not SUBTRACTS, ALIGNED, True, REST, SHARD,
+        )  # fmt: skip
+
+
+@triton.jit
+def write_mapped(
+    residual_mass_ptr, kept_mass_ptr, entry, first_shard, end_shard, target_row, draft_row, columns, shift,
+    scale, floor, draft,
+    TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, SHARD: tl.constexpr,
+):  # fmt: skip
+    """Write the masses of some shards where the draft's columns have to be looked up id by id."""
+    for shard in range(first_shard, end_shard):
+        kept, drawn = emission_weights(
+            target_row, draft_row, columns, shard * SHARD, shift, scale, floor, draft,
+            TARGET_IS_PROBS, DRAFT_IS_PROBS, True, ALIGNED, SHARD,
+        )  # fmt: skip
+        tl.store(residual_mass_ptr + entry + shard, tl.sum(drawn.to(tl.float64), axis=0))
+        if kept_mass_ptr is not None:
+            tl.store(kept_mass_ptr + entry + shard, tl.sum(kept.to(tl.float64), axis=0))
 
 
 @kernel
@@ -36,7 +104,7 @@ def residual_mass(
     columns_ptr, column_targets_ptr,  # (draft_vocab,), likewise
     gamma, vocab, num_shards, rows_per_sequence, shards_per_program,
     ALIGNED: tl.constexpr, HAS_RECEIPT: tl.constexpr, TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr,
-    SHARD: tl.constexpr, BLOCK_SHARDS: tl.constexpr, BLOCK_POSITIONS: tl.constexpr,
+    SHARD: tl.constexpr, BLOCK_SHARDS: tl.constexpr, FEW_POSITIONS: tl.constexpr,
 ):  # fmt: skip
     """Grid (batch, ceil(num_shards / shards_per_program))."""
     sequence = tl.program_id(0).to(tl.int64)
@@ -61,10 +129,10 @@ def residual_mass(
     columns = (columns_ptr, column_targets_ptr)
     index, _, wanted = decide(
         buffers, sizes, draft_rows, columns, sequence, length, temperature, draft_temperature,
-        HAS_DRAFT, HAS_RECEIPT, TARGET_IS_PROBS, DRAFT_IS_PROBS, BLOCK_SHARDS, BLOCK_POSITIONS,
+        HAS_DRAFT, HAS_RECEIPT, False, TARGET_IS_PROBS, DRAFT_IS_PROBS, BLOCK_SHARDS, FEW_POSITIONS,
     )  # fmt: skip
     row = sequence * rows_per_sequence + index
-    _, masses, row_max = load_shards(buffers, row, num_shards, temperature, TARGET_IS_PROBS, BLOCK_SHARDS)
+    _, masses, row_max = load_shards(buffers, row, None, num_shards, temperature, TARGET_IS_PROBS, BLOCK_SHARDS)
     weight_sum = tl.sum(masses, axis=0)
     if not (weight_sum > 0.0):
         return
@@ -84,13 +152,22 @@ def residual_mass(
     scale = exponent_scale(temperature, TARGET_IS_PROBS)
     shift = row_max.to(tl.float32)
     floor = round_up(threshold)
-    for step in range(tl.minimum(shards_per_program, num_shards - first_shard)):
-        shard = first_shard + step
-        kept, drawn = emission_weights(
-            target_row, draft_row, columns, shard * SHARD, shift, scale, floor, draft,
-            TARGET_IS_PROBS, DRAFT_IS_PROBS, HAS_DRAFT, ALIGNED, SHARD,
+    entry = sequence * num_shards
+    end_shard = tl.minimum(first_shard + shards_per_program, num_shards)
+    if columns_ptr is not None:
+        write_mapped(
+            residual_mass_ptr, kept_mass_ptr, entry, first_shard, end_shard, target_row, draft_row, columns, shift,
+            scale, floor, draft, TARGET_IS_PROBS, DRAFT_IS_PROBS, ALIGNED, SHARD,
         )  # fmt: skip
-        entry = sequence * num_shards + shard
-        tl.store(residual_mass_ptr + entry, tl.sum(sum_groups(as_groups(drawn)).to(tl.float64), axis=0))
-        if kept_mass_ptr is not None:
-            tl.store(kept_mass_ptr + entry, tl.sum(sum_groups(as_groups(kept)).to(tl.float64), axis=0))
+        return
+    if HAS_DRAFT:  # noqa: SIM102 (decided while compiling)
+        if draft[4] > 0.0:
+            write_tiles(
+                residual_mass_ptr, kept_mass_ptr, entry, first_shard, end_shard, target_row, draft_row, shift, scale,
+                floor, draft, num_shards, TARGET_IS_PROBS, DRAFT_IS_PROBS, True, ALIGNED, SHARD,
+            )  # fmt: skip
+            return
+    write_tiles(
+        residual_mass_ptr, kept_mass_ptr, entry, first_shard, end_shard, target_row, draft_row, shift, scale,
+        floor, draft, num_shards, TARGET_IS_PROBS, DRAFT_IS_PROBS, False, ALIGNED, SHARD,
+    )  # fmt: skip

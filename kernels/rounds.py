@@ -1,8 +1,8 @@
 """The launches of one round, shared by `verify` and `sample`.
 
-Launches: row statistics; filter thresholds where a filter is given; residual masses where there are draft rows or
-filters; emission. So 2 for point-mass drafts and `sample`, 3 with draft rows, one more (and for point masses two) with
-filters, whatever the batch, gamma and the parameters mixed in it. Nothing waits for the device, and every allocation
+Launches: row statistics; filter candidates and thresholds where a filter is given; residual masses where there are
+draft rows or filters; emission. So 2 for point-mass drafts and `sample`, 3 with draft rows, 5 with filters, whatever
+the batch, gamma and the parameters mixed in it. Nothing waits for the device, and every allocation
 is a plain `torch.empty` of a size known to the host, so a CUDA graph can capture a round.
 """
 
@@ -15,6 +15,7 @@ import torch
 
 from . import contract
 from .blocks import constant_names
+from .candidates import filter_candidates
 from .emit import emit_tokens
 from .filters import filter_thresholds
 from .residual import residual_mass
@@ -22,8 +23,10 @@ from .statistics import row_statistics
 
 # Stated for every launch: the compiler's default differs between releases, and answers must not.
 LAUNCH = {"num_warps": contract.NUM_WARPS, "enable_fp_fusion": False}
-KERNELS = (row_statistics, filter_thresholds, residual_mass, emit_tokens)
+WIDE_LAUNCH = LAUNCH | {"num_warps": contract.WIDE_WARPS}
+KERNELS = (row_statistics, filter_candidates, filter_thresholds, residual_mass, emit_tokens)
 CONSTANTS = {kernel.__name__: constant_names(kernel) for kernel in KERNELS}
+OPTIONS = dict.fromkeys(CONSTANTS, LAUNCH) | dict.fromkeys(("filter_thresholds", "emit_tokens"), WIDE_LAUNCH)
 
 
 class Parameters(NamedTuple):
@@ -88,6 +91,7 @@ class Buffers(NamedTuple):
     shard_argmax: torch.Tensor
     row_threshold: torch.Tensor | None
     row_sum: torch.Tensor | None
+    candidate_counts: torch.Tensor | None
     records: torch.Tensor
     integers: torch.Tensor
     temperatures: torch.Tensor
@@ -107,35 +111,50 @@ def run_round(inputs: Inputs, outputs: Outputs) -> None:
     buffers = _allocate(inputs, rows, shards, filtered, reduced)
     streams = (target, _row_strides(target, inputs.flat)[1], draft, _row_strides(draft, inputs.flat)[1])
     sizes = (gamma, vocab, shards, rows)
-    constants = _constants(inputs)
+    constants = _constants(inputs, filtered)
     adjustments = _adjustments(inputs)
+    masses = (buffers.residual_mass, buffers.kept_mass)
+    statistics = (buffers.shard_max, buffers.shard_sum, buffers.shard_argmax)
+    limits = (buffers.row_threshold, buffers.row_sum)
+    sequences = (buffers.integers, buffers.temperatures)
     with _on_device(target):
         turns = contract.shards_per_program(inputs.batch * rows, shards)
         _launch(
             row_statistics, (inputs.batch * rows, -(-shards // turns)), constants,
-            *buffers[2:5], buffers.integers, buffers.temperatures, buffers.records, *_arguments(inputs), *adjustments,
+            *statistics, buffers.candidate_counts, *sequences, buffers.records, *_arguments(inputs), *adjustments,
             gamma, inputs.draft_token_ids.numel(), vocab, shards, rows, 0 if draft is None else draft.shape[0], turns,
         )  # fmt: skip
         if filtered:
+            candidates = torch.empty(
+                (inputs.batch, rows, contract.MAX_CANDIDATES), dtype=torch.float32, device=target.device
+            )
+            filters = (*_spread(*inputs.parameters[1:]), *_spread(*inputs.draft_parameters[1:]))
+            _launch(
+                filter_candidates, (inputs.batch * rows, -(-shards // turns)), constants,
+                buffers.candidate_counts, candidates, buffers.shard_max, *sequences, *streams, *filters, *adjustments,
+                *sizes, turns,
+            )  # fmt: skip
             programs = min(inputs.batch * rows, contract.MAX_FILTER_PROGRAMS)
             _launch(
-                filter_thresholds, (programs,), constants, *buffers[5:7], *_filter_scratch(programs, target.device),
-                *buffers[2:5], *buffers[8:], *streams, *_spread(*inputs.parameters[1:]),
-                *_spread(*inputs.draft_parameters[1:]), *adjustments, *sizes, inputs.batch * rows,
+                filter_thresholds, (programs,), constants, *limits, *_histograms(programs, target.device),
+                buffers.candidate_counts, candidates, *statistics, *sequences, *streams, *filters, *adjustments,
+                *sizes, inputs.batch * rows,
             )  # fmt: skip
         if reduced:
             turns = contract.shards_per_program(inputs.batch, shards)
             _launch(
-                residual_mass, (inputs.batch, -(-shards // turns)), constants, *buffers, *streams, *adjustments,
-                *inputs.columns, *sizes, turns,
+                residual_mass, (inputs.batch, -(-shards // turns)), constants, *masses, *statistics, *limits,
+                buffers.records, *sequences, *streams, *adjustments, *inputs.columns, *sizes, turns,
             )  # fmt: skip
         _launch(
-            emit_tokens, (inputs.batch,), constants, *outputs, *buffers, *streams, *adjustments, *inputs.columns, *sizes
-        )
+            emit_tokens, (inputs.batch,), constants, *outputs, *masses, *statistics, *limits,
+            buffers.records, *sequences, *streams, *adjustments, *inputs.columns, *sizes,
+        )  # fmt: skip
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], constants: dict[str, int | bool], *arguments: Any) -> None:
-    kernel[grid](*arguments, **{name: constants[name] for name in CONSTANTS[kernel.__name__]}, **LAUNCH)
+    name = kernel.__name__
+    kernel[grid](*arguments, **{constant: constants[constant] for constant in CONSTANTS[name]}, **OPTIONS[name])
 
 
 def _allocate(inputs: Inputs, rows: int, shards: int, filtered: bool, reduced: bool) -> Buffers:
@@ -152,21 +171,21 @@ def _allocate(inputs: Inputs, rows: int, shards: int, filtered: bool, reduced: b
         shard_argmax=scratch(batch, rows, shards, dtype=torch.int32),
         row_threshold=scratch(batch, rows) if filtered else None,
         row_sum=scratch(batch, rows) if filtered else None,
+        candidate_counts=scratch(batch, rows, dtype=torch.int32) if filtered else None,
         records=scratch(batch, inputs.gamma + 1, contract.POSITION_FIELDS.value),
         integers=scratch(batch, contract.SEQUENCE_FIELDS.value, dtype=torch.int64),
         temperatures=scratch(batch, 2),
     )
 
 
-def _filter_scratch(programs: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _histograms(programs: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     return (
         torch.empty((programs, contract.NUM_BINS), dtype=torch.int32, device=device),
         torch.empty((programs, contract.NUM_BINS), dtype=torch.int64, device=device),
-        torch.empty((programs, contract.MAX_CANDIDATES), dtype=torch.float32, device=device),
     )
 
 
-def _constants(inputs: Inputs) -> dict[str, int | bool]:
+def _constants(inputs: Inputs, filtered: bool) -> dict[str, int | bool]:
     target, draft = inputs.target, inputs.draft
     same_dtype = draft is not None and draft.dtype == target.dtype
     # What is filtered by the same code has to be loaded by the same code.
@@ -180,6 +199,7 @@ def _constants(inputs: Inputs) -> dict[str, int | bool]:
         target_is_probs=inputs.target_is_probs,
         draft_is_probs=inputs.draft_is_probs,
         same_rows=not adjusted and same_dtype and inputs.draft_is_probs == inputs.target_is_probs,
+        excludes=draft is None and inputs.gamma > 0 and not filtered,
         purpose=inputs.purpose,
     )
 

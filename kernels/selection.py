@@ -13,8 +13,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .blocks import exponent_scale, shifted_weights, weights_float64
-from .rows import load_shard
+from .blocks import exponent_scale, lowest, shifted_weights, weights_float64
+from .contract import REST_SHARDS
+from .tiles import load_tile, tile_ids, tile_shards
 
 UNIT = tl.constexpr(2251799813685248.0)
 
@@ -57,39 +58,107 @@ def bin_of(values, low, low_key, bin_scale, shift, linear, NUM_BINS: tl.constexp
 
 
 @triton.jit
+def sweep_shards(row, ALIGNED: tl.constexpr):
+    """Return the shards of a tile that is binned: half as many where a thread would run out of registers."""
+    BITS: tl.constexpr = row[0].dtype.element_ty.primitive_bitwidth
+    return tile_shards(row) if ALIGNED and BITS == 16 else REST_SHARDS
+
+
+@triton.jit
+def neighbours(values):
+    """Return a tile as (1, shards, ids / 8, 8): a thread holds 8 neighbours."""
+    return tl.reshape(values, (1, values.shape[1], values.shape[2] // 8, 8))
+
+
+@triton.jit
+def sweep_tile(
+    row, first, low, high, row_max, scale, scratch, unit, low_key, bin_scale, shift, linear,
+    COLLECT: tl.constexpr, IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
+    FILTER_SHARD: tl.constexpr, NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
+):  # fmt: skip
+    """Bin or collect the values of a tile in low..high; return which are above `high`, and their weights."""
+    counts_ptr, masses_ptr, candidates_ptr = scratch
+    values = load_tile(row, first, IS_PROBS, ALIGNED, MASKED, sweep_shards(row, ALIGNED), FILTER_SHARD)
+    inside = (values >= low) & (values <= high)
+    above = values > high
+    if MASKED:
+        exists = tile_ids(first, sweep_shards(row, ALIGNED), FILTER_SHARD) < row[1]
+        inside = inside & exists
+        above = above & exists
+    weights = shifted_weights(values, row_max, scale, IS_PROBS)
+    if COLLECT:
+        # The order of the slots is left to chance; what is made of the values does not depend on it.
+        slots = tl.atomic_add(counts_ptr + tl.zeros(values.shape, tl.int32), 1, mask=inside, sem="relaxed")
+        tl.store(candidates_ptr + slots, values, mask=inside & (slots < MAX_CANDIDATES))
+    else:
+        bins = tl.where(inside, bin_of(values, low, low_key, bin_scale, shift, linear, NUM_BINS), 0)
+        mass = (tl.where(inside, weights, 0.0).to(tl.float64) * unit).to(tl.int64)
+        tl.atomic_add(counts_ptr + bins, 1, mask=inside, sem="relaxed")
+        tl.atomic_add(masses_ptr + bins, mass, mask=inside, sem="relaxed")
+    count = tl.sum(neighbours(above.to(tl.int32)), axis=3)
+    return count, tl.sum(neighbours(tl.where(above, weights, 0.0)), axis=3).to(tl.float64)
+
+
+@triton.jit
 def sweep(
-    row, low, high, row_max, temperature, precise, scratch, unit, low_key, bin_scale, shift, linear,
+    row, low, high, row_max, temperature, scratch, unit, low_key, bin_scale, shift, linear,
     COLLECT: tl.constexpr, IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr,
-    BLOCK_VOCAB: tl.constexpr, NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
+    FILTER_SHARD: tl.constexpr, NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     """Read a row: count and weigh the values above `high`, bin or collect those in low..high."""
-    counts_ptr, masses_ptr, candidates_ptr = scratch
+    SHARDS: tl.constexpr = sweep_shards(row, ALIGNED)
+    TILE: tl.constexpr = SHARDS * FILTER_SHARD
+    whole = (row[1] // TILE).to(tl.int64)
+    zero = whole & 0
     scale = exponent_scale(temperature, IS_PROBS)
-    above_count = tl.full((), 0, tl.int32)
-    above_mass = tl.full((), 0.0, tl.float64)
-    columns = tl.arange(0, BLOCK_VOCAB)
-    vocab = row[1]
-    for first in range(0, vocab, BLOCK_VOCAB):
-        values = load_shard(row, first, IS_PROBS, ALIGNED, BLOCK_VOCAB)
-        exists = columns < vocab - first
-        inside = exists & (values >= low) & (values <= high)
-        above = exists & (values > high)
-        if precise > 0:
-            weights = weights_float64(values.to(tl.float64), row_max.to(tl.float64), temperature, IS_PROBS)
-        else:
-            weights = shifted_weights(values, row_max, scale, IS_PROBS).to(tl.float64)
-        above_count += tl.sum(above.to(tl.int32), axis=0)
-        above_mass += tl.sum(tl.where(above, weights, 0.0), axis=0)
-        if COLLECT:
-            # The order of the slots is left to chance; what is made of the values does not depend on it.
-            slots = tl.atomic_add(counts_ptr + tl.zeros((BLOCK_VOCAB,), tl.int32), 1, mask=inside, sem="relaxed")
-            tl.store(candidates_ptr + slots, values, mask=inside & (slots < MAX_CANDIDATES))
-        else:
-            bins = tl.where(inside, bin_of(values, low, low_key, bin_scale, shift, linear, NUM_BINS), 0)
-            mass = (tl.where(inside, weights, 0.0) * unit).to(tl.int64)
-            tl.atomic_add(counts_ptr + bins, 1, mask=inside, sem="relaxed")
-            tl.atomic_add(masses_ptr + bins, mass, mask=inside, sem="relaxed")
-    return above_count, above_mass
+    # Every thread keeps its own sums, in float64: no thread waits for another before the end.
+    counts = tl.zeros((1, SHARDS, FILTER_SHARD // 8), tl.int32)
+    masses = tl.zeros((1, SHARDS, FILTER_SHARD // 8), tl.float64)
+    for tile in range(whole):
+        count, mass = sweep_tile(
+            row, zero + tile * TILE, low, high, row_max, scale, scratch,
+            unit, low_key, bin_scale, shift, linear,
+            COLLECT, IS_PROBS, ALIGNED, False, FILTER_SHARD, NUM_BINS, MAX_CANDIDATES,
+        )  # fmt: skip
+        counts += count
+        masses += mass
+    if whole * TILE < row[1]:
+        count, mass = sweep_tile(
+            row, whole * TILE, low, high, row_max, scale, scratch,
+            unit, low_key, bin_scale, shift, linear,
+            COLLECT, IS_PROBS, ALIGNED, True, FILTER_SHARD, NUM_BINS, MAX_CANDIDATES,
+        )  # fmt: skip
+        counts += count
+        masses += mass
+    above_count = tl.sum(tl.sum(tl.sum(counts, axis=0), axis=1), axis=0)
+    return above_count, tl.sum(tl.sum(tl.sum(masses, axis=0), axis=1), axis=0)
+
+
+@triton.jit
+def mass_of_tile(
+    row, first, bound, row_max, temperature, IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
+    FILTER_SHARD: tl.constexpr,
+):  # fmt: skip
+    """Return the float64 weights of the values >= bound of a tile, 0 for the others."""
+    values = load_tile(row, first, IS_PROBS, ALIGNED, MASKED, REST_SHARDS, FILTER_SHARD)
+    weights = weights_float64(values.to(tl.float64), row_max.to(tl.float64), temperature, IS_PROBS)
+    return tl.sum(neighbours(tl.where((values >= bound) & (values > lowest(IS_PROBS)), weights, 0.0)), axis=3)
+
+
+@triton.jit
+def mass_of(
+    row, bound, row_max, temperature, IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, FILTER_SHARD: tl.constexpr
+):  # fmt: skip
+    """Read a row: return the mass of all values >= bound, in float64 throughout."""
+    SHARDS: tl.constexpr = REST_SHARDS
+    TILE: tl.constexpr = SHARDS * FILTER_SHARD
+    whole = (row[1] // TILE).to(tl.int64)
+    masses = tl.zeros((1, SHARDS, FILTER_SHARD // 8), tl.float64)
+    for tile in range(whole):
+        masses += mass_of_tile(row, tile * TILE, bound, row_max, temperature, IS_PROBS, ALIGNED, False, FILTER_SHARD)
+    if whole * TILE < row[1]:
+        masses += mass_of_tile(row, whole * TILE, bound, row_max, temperature, IS_PROBS, ALIGNED, True, FILTER_SHARD)
+    return tl.sum(tl.sum(tl.sum(masses, axis=0), axis=1), axis=0)
 
 
 @triton.jit
@@ -115,8 +184,8 @@ def bits_above(value, LIMIT: tl.constexpr):
 
 @triton.jit
 def narrow(
-    row, low, row_max, temperature, row_sum, wanted, by_mass, precise, scratch,
-    IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, BLOCK_VOCAB: tl.constexpr,
+    row, low, row_max, temperature, row_sum, wanted, by_mass, scratch,
+    IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, FILTER_SHARD: tl.constexpr,
     NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     """Return an interval low..high that holds the threshold, and whether it and all above it can be collected.
@@ -142,9 +211,9 @@ def narrow(
         bin_scale = NUM_BINS / tl.maximum(high - low, 1e-30)
         linear = tl.where((high - low < float("inf")) & (high - low > 1e-30), linear, 0)
         above_count, above_mass = sweep(
-            row, low, high, row_max, temperature, precise, scratch,
+            row, low, high, row_max, temperature, scratch,
             unit, low_key, bin_scale, shift, linear,
-            False, IS_PROBS, ALIGNED, BLOCK_VOCAB, NUM_BINS, MAX_CANDIDATES,
+            False, IS_PROBS, ALIGNED, FILTER_SHARD, NUM_BINS, MAX_CANDIDATES,
         )  # fmt: skip
         tl.debug_barrier()
         counts = tl.load(counts_ptr + bins, cache_modifier=".cg")
@@ -194,26 +263,24 @@ def mass_from(values, weights, threshold, count, above_mass, MAX_CANDIDATES: tl.
 
 @triton.jit
 def smallest_kept(
-    candidates_ptr, values, count, above, wanted, by_mass, floor, next_above, row_max, temperature,
-    IS_PROBS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
+    values, amounts, above, wanted, unit, floor, next_above, low, high
 ):  # fmt: skip
     """Return the smallest candidate >= floor such that the amount of greater values is below `wanted`.
 
-    `next_above` is the answer where no candidate is kept.
+    `amounts` are integers in units of 1 / unit; the candidates lie in low..high; `next_above` is the answer where no
+    candidate is kept.
     """
-    CHUNK: tl.constexpr = 8
-    greater = tl.zeros((MAX_CANDIDATES,), tl.int64)
-    for start in range(0, tl.minimum(count, MAX_CANDIDATES), CHUNK):
-        slots = start + tl.arange(0, CHUNK)
-        others = tl.load(candidates_ptr + slots, mask=slots < count, other=float("nan"), cache_modifier=".cg")
-        amounts = tl.full((CHUNK,), 1, tl.int64)
-        if by_mass > 0:
-            amounts = candidate_weights(others, row_max, temperature, IS_PROBS)
-        greater += tl.sum(tl.where(others[None, :] > values[:, None], amounts[None, :], 0), axis=1)
-    amount = greater.to(tl.float64)
-    if by_mass > 0:
-        amount = amount / UNIT
-    kept = (values >= floor) & (above + amount < wanted)
+    keys = ordered_key(values)
+    last = ordered_key(high).to(tl.int64) + 1
+    first = ordered_key(tl.maximum(low, floor)).to(tl.int64)
+    # The amount of greater values falls with the key: halve the keys down to the first with little enough above it.
+    while first < last:
+        middle = (first + last) >> 1
+        greater = tl.sum(tl.where(keys > middle.to(tl.int32), amounts, 0), axis=0).to(tl.float64) / unit
+        little = above + greater < wanted
+        last = tl.where(little, middle, last)
+        first = tl.where(little, first, middle + 1)
+    kept = (values >= floor) & (keys >= first.to(tl.int32))
     smallest = tl.min(tl.where(kept, values, float("inf")), axis=0)
     return tl.where(smallest < float("inf"), smallest, next_above)
 

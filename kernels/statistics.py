@@ -26,31 +26,92 @@ from .arguments import (
     parameter_status,
     uniforms_status,
 )
-from .blocks import exponent_scale, greedy_shard, kernel, sampled_shard, uniforms
-from .rows import load_shard, load_value, row_at, rows_of
+from .blocks import exponent_scale, kernel, lowest, uniforms
+from .rows import load_value, row_at, rows_of
+from .tiles import greedy_shards, load_tile, sampled_shards, store_shards, tile_ids, tile_shards
+
+
+@triton.jit
+def write_tile(
+    shard_max_ptr, shard_sum_ptr, entry, row, first_shard, removed, num_shards, scale,
+    ALIGNED: tl.constexpr, MASKED: tl.constexpr, EXCLUDES: tl.constexpr, IS_PROBS: tl.constexpr,
+    SHARDS: tl.constexpr, SHARD: tl.constexpr,
+):  # fmt: skip
+    """Write the statistics of one tile of a row that samples, without the mass of the id `removed` where EXCLUDES."""
+    first = first_shard * SHARD
+    values = load_tile(row, first, IS_PROBS, ALIGNED, MASKED, SHARDS, SHARD)
+    if EXCLUDES:
+        values = tl.where(tile_ids(first, SHARDS, SHARD) == removed, lowest(IS_PROBS), values)
+    maxima, sums = sampled_shards(values, scale, IS_PROBS)
+    store_shards(shard_max_ptr, entry, first_shard, num_shards, maxima)
+    store_shards(shard_sum_ptr, entry, first_shard, num_shards, sums)
+
+
+@triton.jit
+def write_greedy_tile(
+    shard_max_ptr, shard_sum_ptr, shard_argmax_ptr, entry, row, first_shard, num_shards,
+    ALIGNED: tl.constexpr, MASKED: tl.constexpr, IS_PROBS: tl.constexpr, SHARDS: tl.constexpr, SHARD: tl.constexpr,
+):  # fmt: skip
+    """Write maximum, arg-max and health of one tile of a greedy row; no exponential."""
+    first = first_shard * SHARD
+    values = load_tile(row, first, IS_PROBS, ALIGNED, MASKED, SHARDS, SHARD)
+    maxima, sums, ids = greedy_shards(values, first, IS_PROBS, SHARD)
+    store_shards(shard_max_ptr, entry, first_shard, num_shards, maxima)
+    store_shards(shard_sum_ptr, entry, first_shard, num_shards, sums)
+    store_shards(shard_argmax_ptr, entry, first_shard, num_shards, ids)
 
 
 @triton.jit
 def write_row(
     shard_max_ptr, shard_sum_ptr, shard_argmax_ptr, entry,
-    row, first_shard, end_shard, temperature, greedy,
-    ALIGNED: tl.constexpr, IS_PROBS: tl.constexpr, SHARD: tl.constexpr,
+    row, first_shard, end_shard, removed, num_shards, temperature, greedy,
+    ALIGNED: tl.constexpr, EXCLUDES: tl.constexpr, IS_PROBS: tl.constexpr, SHARD: tl.constexpr,
 ):  # fmt: skip
-    """Write the statistics of some shards of one row; of a greedy row the arg-max, and no exponential."""
+    """Write the statistics of some tiles of one row: whole tiles by a loop without masks, the rest behind it."""
+    TILE: tl.constexpr = tile_shards(row)
+    REST: tl.constexpr = contract.REST_SHARDS
+    whole = tl.minimum(end_shard, row[1] // (TILE * SHARD) * TILE).to(tl.int64)
     scale = exponent_scale(tl.where(greedy, 1.0, temperature), IS_PROBS)
-    for step in range(end_shard - first_shard):
-        shard = first_shard + step
-        first = shard * SHARD
-        values = load_shard(row, first, IS_PROBS, ALIGNED, SHARD)
-        if greedy:
-            shard_max, shard_sum, argmax = greedy_shard(values, first, IS_PROBS)
-            tl.store(shard_argmax_ptr + entry + shard, argmax)
-            tl.store(shard_max_ptr + entry + shard, shard_max)
-            tl.store(shard_sum_ptr + entry + shard, shard_sum)
-        else:
-            shard_max, shard_sum = sampled_shard(values, scale, IS_PROBS)
-            tl.store(shard_max_ptr + entry + shard, shard_max)
-            tl.store(shard_sum_ptr + entry + shard, shard_sum)
+    if greedy:
+        for shard in range(first_shard, whole, TILE):
+            write_greedy_tile(
+                shard_max_ptr, shard_sum_ptr, shard_argmax_ptr, entry, row, shard, num_shards,
+                ALIGNED, False, IS_PROBS, TILE, SHARD,
+            )  # fmt: skip
+    elif EXCLUDES:
+        # The tile that holds the removed id waits: looking for it would cost every other tile as much.
+        home = removed // (TILE * SHARD) * TILE
+        skips = (removed >= 0) & (home >= first_shard) & (home < whole)
+        if skips:
+            write_tile(
+                shard_max_ptr, shard_sum_ptr, entry, row, home, removed, num_shards, scale,
+                ALIGNED, False, True, IS_PROBS, TILE, SHARD,
+            )  # fmt: skip
+        for step in range(first_shard, whole - tl.where(skips, TILE, 0), TILE):
+            write_tile(
+                shard_max_ptr, shard_sum_ptr, entry, row, step + tl.where(skips & (step >= home), TILE, 0), removed,
+                num_shards, scale, ALIGNED, False, False, IS_PROBS, TILE, SHARD,
+            )  # fmt: skip
+    else:
+        for shard in range(first_shard, whole, TILE):
+            write_tile(
+                shard_max_ptr, shard_sum_ptr, entry, row, shard, removed, num_shards, scale,
+                ALIGNED, False, False, IS_PROBS, TILE, SHARD,
+            )  # fmt: skip
+    # Shards past the end of a narrower row than the widest are written as well: they have no mass.
+    rest = tl.maximum(first_shard, whole)
+    if greedy:
+        for shard in range(rest, end_shard, REST):
+            write_greedy_tile(
+                shard_max_ptr, shard_sum_ptr, shard_argmax_ptr, entry, row, shard, num_shards,
+                ALIGNED, True, IS_PROBS, REST, SHARD,
+            )  # fmt: skip
+    else:
+        for shard in range(rest, end_shard, REST):
+            write_tile(
+                shard_max_ptr, shard_sum_ptr, entry, row, shard, removed, num_shards, scale,
+                ALIGNED, True, EXCLUDES, IS_PROBS, REST, SHARD,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -88,6 +149,12 @@ def write_draws(
 
 
 @triton.jit
+def known_token(token, vocab):
+    """Return a draft token; -1 for the placeholder, -2 for any other id out of range."""
+    return tl.where((token >= 0) & (token < vocab), token, tl.where(token == -1, -1, -2))
+
+
+@triton.jit
 def write_token(
     record_ptr, token, target_rows, draft_rows, index, receipt_ptr, receipt_offset, stride_receipt_field, reads_draft,
     HAS_DRAFT: tl.constexpr, TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr,
@@ -96,9 +163,8 @@ def write_token(
 
     A receipt that tells another logit than the draft row does belongs to another row or token: it becomes NaN.
     """
-    in_range = (token >= 0) & (token < target_rows[3])
-    column = tl.where(in_range, token, 0)
-    known = tl.where(in_range, token, tl.where(token == -1, -1, -2))
+    known = known_token(token, target_rows[3])
+    column = tl.maximum(known, 0)
     tl.store(record_ptr + contract.TOKEN_FIELD, known.to(tl.float64))
     target_logit = load_value(row_at(target_rows, index), column, column >= 0, TARGET_IS_PROBS)
     tl.store(record_ptr + contract.TARGET_LOGIT_FIELD, target_logit)
@@ -118,6 +184,7 @@ def write_token(
 @kernel
 def row_statistics(
     shard_max_ptr, shard_sum_ptr, shard_argmax_ptr,  # (batch, rows_per_sequence, num_shards)
+    candidate_counts_ptr,  # (batch, rows_per_sequence)
     integers_ptr,  # (batch, SEQUENCE_FIELDS)
     temperatures_ptr,  # (batch, 2)
     records_ptr,  # (batch, gamma + 1, POSITION_FIELDS)
@@ -137,7 +204,8 @@ def row_statistics(
     draft_allowed_ptr, stride_draft_allowed_sequence, stride_draft_allowed_row, draft_vocab,
     gamma, total, vocab, num_shards, rows_per_sequence, draft_slots, shards_per_program,
     FLAT: tl.constexpr, ALIGNED: tl.constexpr, TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr,
-    PURPOSE: tl.constexpr, SHARD: tl.constexpr, BLOCK_POSITIONS: tl.constexpr,
+    SAME_ROWS: tl.constexpr, EXCLUDES: tl.constexpr, PURPOSE: tl.constexpr,
+    SHARD: tl.constexpr, BLOCK_POSITIONS: tl.constexpr,
 ):  # fmt: skip
     """Grid (batch * rows_per_sequence, ceil(num_shards / shards_per_program)): target rows, then draft rows."""
     # 32-bit division, which the hardware has; 64 bits before anything is multiplied.
@@ -193,17 +261,40 @@ def row_statistics(
                 receipt_ptr, receipt_offset, stride_receipt_field, ~greedy,
                 draft_logits_ptr is not None, TARGET_IS_PROBS, DRAFT_IS_PROBS,
             )  # fmt: skip
+    if candidate_counts_ptr is not None:  # noqa: SIM102 (decided while compiling)
+        if first_shard == 0:
+            tl.store(candidate_counts_ptr + sequence * rows_per_sequence + row, 0)
     entry = (sequence * rows_per_sequence + row) * num_shards
     end_shard = tl.minimum(first_shard + shards_per_program, num_shards)
-    if row <= length:
-        write_row(
-            shard_max_ptr, shard_sum_ptr, shard_argmax_ptr, entry, row_at(target_rows, index),
-            first_shard, end_shard, temperature, greedy, ALIGNED, TARGET_IS_PROBS, SHARD,
-        )  # fmt: skip
+    reads = row <= length
     # A receipt stands for the statistics of the draft row.
-    if draft_logits_ptr is not None and receipt_ptr is None:  # noqa: SIM102 (decided while compiling)
-        if (row > gamma) & (index < length) & ~greedy:
+    STREAMS_DRAFT: tl.constexpr = draft_logits_ptr is not None and receipt_ptr is None
+    target_row = row_at(target_rows, index)
+    if STREAMS_DRAFT:
+        reads_draft = (row > gamma) & (index < length) & ~greedy
+        draft_row = row_at(draft_rows, index)
+        if SAME_ROWS:
+            # Neither has a bias or a mask here, so the rows differ by their address only.
+            row_ptr = target_row[0]
+            if row > gamma:
+                row_ptr = draft_row[0]
+                temperature = draft_temperature
+                greedy = draft_greedy
+            target_row = (row_ptr, vocab, target_row[2], target_row[3])
+            reads = reads | reads_draft
+        elif reads_draft:
             write_row(
-                shard_max_ptr, shard_sum_ptr, shard_argmax_ptr, entry, row_at(draft_rows, index),
-                first_shard, end_shard, draft_temperature, draft_greedy, ALIGNED, DRAFT_IS_PROBS, SHARD,
+                shard_max_ptr, shard_sum_ptr, shard_argmax_ptr, entry, draft_row,
+                first_shard, end_shard, -1, num_shards, draft_temperature, draft_greedy,
+                ALIGNED, False, DRAFT_IS_PROBS, SHARD,
             )  # fmt: skip
+    if reads:
+        removed = tl.full((), -1, tl.int64)
+        if EXCLUDES:  # noqa: SIM102 (decided while compiling)
+            if row < length:
+                token_offset = sequence * stride_token_sequence + (start + row) * stride_token_row
+                removed = known_token(tl.load(token_ids_ptr + token_offset).to(tl.int64), vocab)
+        write_row(
+            shard_max_ptr, shard_sum_ptr, shard_argmax_ptr, entry, target_row,
+            first_shard, end_shard, removed, num_shards, temperature, greedy, ALIGNED, EXCLUDES, TARGET_IS_PROBS, SHARD,
+        )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import contract
-from .rounds import CONSTANTS, KERNELS, LAUNCH
+from .rounds import CONSTANTS, KERNELS, OPTIONS
 
 DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 # What changes rows as they are loaded.
@@ -21,15 +21,18 @@ ADJUSTMENTS = frozenset({
     "bias_offsets_ptr", "bias_ids_ptr", "bias_values_ptr", "allowed_ptr", "draft_bias_offsets_ptr",
     "draft_bias_ids_ptr", "draft_bias_values_ptr", "draft_allowed_ptr", "columns_ptr", "column_targets_ptr",
 })  # fmt: skip
+# What filters bring along.
+FILTER_INPUTS = frozenset({
+    "top_k_ptr", "top_p_ptr", "min_p_ptr", "draft_top_k_ptr", "draft_top_p_ptr", "draft_min_p_ptr", "kept_mass_ptr",
+    "row_threshold_ptr", "row_sum_ptr", "candidate_counts_ptr",
+})  # fmt: skip
 # Inputs that a plain round does not have, under the names of the kernels' arguments.
-PLAIN_ABSENT = ADJUSTMENTS | frozenset({
-    "receipt_ptr", "lengths_ptr", "draft_index_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "draft_top_k_ptr",
-    "draft_top_p_ptr", "draft_min_p_ptr", "uniforms_ptr", "logprobs_ptr", "accept_probs_ptr", "expected_ptr",
-    "kept_mass_ptr", "row_threshold_ptr", "row_sum_ptr",
+PLAIN_ABSENT = ADJUSTMENTS | FILTER_INPUTS | frozenset({
+    "receipt_ptr", "lengths_ptr", "draft_index_ptr", "uniforms_ptr", "logprobs_ptr", "accept_probs_ptr", "expected_ptr",
 })  # fmt: skip
 NOTHING_ABSENT: frozenset[str] = frozenset()
 _POINTER_TYPES = {
-    "i32": ("shard_argmax_ptr", "status_ptr", "counts_ptr", "allowed_ptr", "draft_allowed_ptr"),
+    "i32": ("shard_argmax_ptr", "status_ptr", "counts_ptr", "candidate_counts_ptr", "allowed_ptr", "draft_allowed_ptr"),
     "i64": (
         "integers_ptr", "token_ids_ptr", "lengths_ptr", "draft_index_ptr", "top_k_ptr", "draft_top_k_ptr", "seed_ptr",
         "position_ptr", "num_accepted_ptr", "num_emitted_ptr", "masses_ptr", "bias_offsets_ptr", "bias_ids_ptr",
@@ -81,7 +84,7 @@ def variant(
     """
     plain = {
         "flat": False, "aligned": True, "has_receipt": False, "target_is_probs": False, "draft_is_probs": False,
-        "same_rows": draft_dtype == target_dtype, "purpose": contract.VERIFY_PURPOSE,
+        "same_rows": draft_dtype == target_dtype, "purpose": contract.VERIFY_PURPOSE, "excludes": False,
     }  # fmt: skip
     values = contract.constants(vocab, vocab, **(plain | flags))
     types = _TYPE_OF | {"target_logits_ptr": f"*{DTYPE_NAMES[target_dtype]}"}
@@ -98,19 +101,12 @@ def variant(
             constexprs[name] = None if name in missing else values[name]
         else:
             signature[name] = types.get(name, "i32")
-    return Variant(f"{kernel.__name__}_{DTYPE_NAMES[target_dtype]}", kernel, signature, constexprs, dict(LAUNCH))
+    name = f"{kernel.__name__}_{DTYPE_NAMES[target_dtype]}"
+    return Variant(name, kernel, signature, constexprs, dict(OPTIONS[kernel.__name__]))
 
 
-def shipped_variants(vocab: int, dtype: torch.dtype) -> list[Variant]:
-    """Return the variants of a round with draft rows: plain, with filters and all outputs, and adjusted."""
-    everything = ADJUSTMENTS | {"receipt_ptr", "lengths_ptr", "draft_index_ptr", "uniforms_ptr"}
-    variants = []
-    for kernel in KERNELS:
-        absent = ADJUSTMENTS if kernel.__name__ == "filter_thresholds" else PLAIN_ABSENT
-        variants.append(variant(kernel, vocab, dtype, dtype, absent))
-        if kernel.__name__ in ("residual_mass", "emit_tokens"):
-            full = variant(kernel, vocab, dtype, dtype, everything)
-            variants.append(full._replace(name=f"{full.name}_filtered"))
-        adjusted = variant(kernel, vocab, dtype, dtype, everything - ADJUSTMENTS, same_rows=False)
-        variants.append(adjusted._replace(name=f"{adjusted.name}_adjusted"))
-    return variants
+def adjusted_variants(vocab: int, dtype: torch.dtype) -> list[Variant]:
+    """Return the variants of a round with filters, all outputs, and biases, masks and a reduced draft vocabulary."""
+    absent = frozenset({"receipt_ptr", "lengths_ptr", "draft_index_ptr", "uniforms_ptr"})
+    told = [variant(kernel, vocab, dtype, dtype, absent, same_rows=False) for kernel in KERNELS]
+    return [each._replace(name=f"{each.name}_{vocab}_adjusted") for each in told]

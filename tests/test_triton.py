@@ -271,7 +271,7 @@ def test_more_filtered_rows_than_programs(monkeypatch: pytest.MonkeyPatch) -> No
     [
         ({}, ["row_statistics", "residual_mass", "emit_tokens"]),
         ({"draft": None}, ["row_statistics", "emit_tokens"]),
-        ({"top_k": torch.tensor([2])}, ["row_statistics", "filter_thresholds", "residual_mass", "emit_tokens"]),
+        ({"top_k": torch.tensor([2])}, ["row_statistics", "filter_candidates", "filter_thresholds", "residual_mass", "emit_tokens"]),
     ],
 )
 @pytest.mark.parametrize(("batch", "gamma"), [(1, 1), (5, 3)])
@@ -335,9 +335,9 @@ def test_nothing_of_the_size_of_the_vocabulary_is_allocated(monkeypatch: pytest.
 
 
 def test_a_vocabulary_with_too_many_shards_is_refused() -> None:
-    assert contract.num_shards(1024 * 8192, 1024 * 8192) == 1024
-    with pytest.raises(ValueError, match="vocab: expected at most 8388608 on the Triton backend, got 8388609"):
-        contract.num_shards(1024 * 8192 + 1, 1024 * 8192 + 1)
+    assert contract.num_shards(1024 * 1024, 1024 * 1024) == 1024
+    with pytest.raises(ValueError, match="vocab: expected at most 1048576 on the Triton backend, got 1048577"):
+        contract.num_shards(1024 * 1024 + 1, 1024 * 1024 + 1)
 
 
 def test_the_contract_holds_the_numbers_of_the_library() -> None:

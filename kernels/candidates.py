@@ -1,0 +1,129 @@
+"""Filter candidates: the largest values of every row that is filtered, collected by many programs a row.
+
+One program reads some tiles of one row, once, and of those the shards only whose maximum reaches the row's bound (see
+`limits`): values >= bound go to the row's list, in any order, as long as there is room, and are counted. Bytes per
+logit: its own size read where its shard counts, 4 bytes written a candidate.
+"""
+
+# ruff: noqa: ANN001, ANN201 (device functions take and return Triton values, which have no Python types)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from . import contract
+from .blocks import kernel
+from .limits import candidate_bound, row_to_filter
+from .rows import load_value
+from .tiles import load_tile, lowest_marked, marks, tile_ids, tile_shards
+
+
+@triton.jit
+def count_bits(masks):
+    """Return the number of bits set in int32 masks."""
+    bits = masks.to(tl.uint32, bitcast=True)
+    bits = bits - ((bits >> 1) & 0x55555555)
+    bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
+    bits = (bits + (bits >> 4)) & 0x0F0F0F0F
+    bits = bits + (bits >> 8)
+    return ((bits + (bits >> 16)) & 63).to(tl.int32)
+
+
+@triton.jit
+def append_shard(
+    count_ptr, list_ptr, row, first, bound, IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
+    FITS: tl.constexpr, SHARDS: tl.constexpr, SHARD: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
+):  # fmt: skip
+    """Append the values >= bound of a tile to the list of its row."""
+    values = load_tile(row, first, IS_PROBS, ALIGNED, MASKED, SHARDS, SHARD)
+    hits = values >= bound
+    if MASKED:
+        hits = hits & (tile_ids(first, SHARDS, SHARD) < row[1])
+    if FITS:
+        # Every value is a candidate and has a place.
+        tl.store(list_ptr + tile_ids(first, SHARDS, SHARD), values, mask=hits)
+        tl.store(count_ptr, row[1])
+    else:
+        # Hits are rare: every thread appends one of each of its groups at a time, until none is left.
+        marked = marks(hits)
+        for _ in range(tl.max(tl.max(count_bits(marked), axis=1), axis=0)):
+            hit = marked != 0
+            ids = first + lowest_marked(marked, SHARD)
+            slots = tl.atomic_add(count_ptr + marked * 0, 1, mask=hit, sem="relaxed")
+            inside = hit & (slots < MAX_CANDIDATES)
+            tl.store(list_ptr + slots, load_value(row, ids, inside, IS_PROBS).to(tl.float32), mask=inside)
+            # Without room for this one there is none for the next.
+            marked = tl.where(inside, marked & (marked - 1), 0)
+
+
+@triton.jit
+def append_row(
+    shard_max_ptr, candidate_counts_ptr, candidates_ptr, entry, row, first_shard, end_shard, parameters, num_shards,
+    IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, FITS: tl.constexpr, SHARD: tl.constexpr,
+    BLOCK_SHARDS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
+):  # fmt: skip
+    """Append the values >= bound of some tiles of a row: whole tiles by a loop without masks, the rest behind it."""
+    top_k, top_p, min_p, temperature = parameters
+    shards = tl.arange(0, BLOCK_SHARDS)
+    maxima_ptr = shard_max_ptr + entry * num_shards
+    maxima = tl.load(maxima_ptr + shards, mask=shards < num_shards, other=float("-inf"))
+    bound = candidate_bound(maxima, top_k, top_p, min_p, temperature, IS_PROBS, FITS)
+    TILE: tl.constexpr = tile_shards(row)
+    REST: tl.constexpr = contract.REST_SHARDS
+    whole = tl.minimum(end_shard, row[1] // (TILE * SHARD) * TILE).to(tl.int64)
+    list_ptr = candidates_ptr + entry * MAX_CANDIDATES
+    for shard in range(first_shard, whole, TILE):
+        append_shard(
+            candidate_counts_ptr + entry, list_ptr, row, shard * SHARD, bound,
+            IS_PROBS, ALIGNED, False, FITS, TILE, SHARD, MAX_CANDIDATES,
+        )  # fmt: skip
+    for shard in range(tl.maximum(first_shard, whole), tl.minimum(end_shard, tl.cdiv(row[1], SHARD)), REST):
+        append_shard(
+            candidate_counts_ptr + entry, list_ptr, row, shard * SHARD, bound,
+            IS_PROBS, ALIGNED, True, FITS, REST, SHARD, MAX_CANDIDATES,
+        )  # fmt: skip
+
+
+@kernel
+def filter_candidates(
+    candidate_counts_ptr, candidates_ptr,  # (batch, rows_per_sequence), (batch, rows_per_sequence, MAX_CANDIDATES)
+    shard_max_ptr,  # (batch, rows_per_sequence, num_shards)
+    integers_ptr, temperatures_ptr,
+    target_logits_ptr, stride_target_row, draft_logits_ptr, stride_draft_row,
+    top_k_ptr, stride_top_k, top_p_ptr, stride_top_p, min_p_ptr, stride_min_p,
+    draft_top_k_ptr, stride_draft_top_k, draft_top_p_ptr, stride_draft_top_p, draft_min_p_ptr, stride_draft_min_p,
+    bias_offsets_ptr, bias_ids_ptr, bias_values_ptr,  # (batch + 1,), (entries,), likewise
+    allowed_ptr, stride_allowed_sequence, stride_allowed_row,  # (batch, rows, words)
+    draft_bias_offsets_ptr, draft_bias_ids_ptr, draft_bias_values_ptr,
+    draft_allowed_ptr, stride_draft_allowed_sequence, stride_draft_allowed_row, draft_vocab,
+    gamma, vocab, num_shards, rows_per_sequence, shards_per_program,
+    ALIGNED: tl.constexpr, TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr,
+    SHARD: tl.constexpr, BLOCK_SHARDS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
+    FITS: tl.constexpr, SAME_ROWS: tl.constexpr,
+):  # fmt: skip
+    """Grid (batch * rows_per_sequence, ceil(num_shards / shards_per_program))."""
+    first_shard = tl.program_id(1).to(tl.int64) * shards_per_program
+    end_shard = tl.minimum(first_shard + shards_per_program, num_shards)
+    wanted, is_draft, entry, target_row, draft_row, parameters = row_to_filter(
+        tl.program_id(0), rows_per_sequence, gamma, vocab, draft_vocab, integers_ptr, temperatures_ptr,
+        target_logits_ptr, stride_target_row, draft_logits_ptr, stride_draft_row,
+        top_k_ptr, stride_top_k, top_p_ptr, stride_top_p, min_p_ptr, stride_min_p,
+        draft_top_k_ptr, stride_draft_top_k, draft_top_p_ptr, stride_draft_top_p, draft_min_p_ptr, stride_draft_min_p,
+        (bias_offsets_ptr, bias_ids_ptr, bias_values_ptr), (allowed_ptr, stride_allowed_sequence, stride_allowed_row),
+        (draft_bias_offsets_ptr, draft_bias_ids_ptr, draft_bias_values_ptr),
+        (draft_allowed_ptr, stride_draft_allowed_sequence, stride_draft_allowed_row), SAME_ROWS,
+    )  # fmt: skip
+    if not wanted:
+        return
+    if draft_logits_ptr is not None and not SAME_ROWS:  # noqa: SIM102 (decided while compiling)
+        if is_draft:
+            append_row(
+                shard_max_ptr, candidate_counts_ptr, candidates_ptr, entry, draft_row, first_shard, end_shard,
+                parameters, num_shards, DRAFT_IS_PROBS, ALIGNED, FITS, SHARD, BLOCK_SHARDS, MAX_CANDIDATES,
+            )  # fmt: skip
+            return
+    append_row(
+        shard_max_ptr, candidate_counts_ptr, candidates_ptr, entry, target_row, first_shard, end_shard, parameters,
+        num_shards, TARGET_IS_PROBS, ALIGNED, FITS, SHARD, BLOCK_SHARDS, MAX_CANDIDATES,
+    )  # fmt: skip
