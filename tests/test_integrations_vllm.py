@@ -224,6 +224,17 @@ def test_token_zero_is_a_draft_like_any_other() -> None:
     assert rejection_sample(**inputs, sampling_metadata=metadata()).tolist() == [[0, 0], [1, -1]]
 
 
+@pytest.mark.parametrize("lengths", [[3, 3], [1, 2], [0, 0]])
+def test_the_width_is_that_of_the_longest_request_allowed(lengths: list[int]) -> None:
+    """It depends on no request of the batch and on no token."""
+    inputs = {**batch(lengths), "max_spec_len": 5}
+    for temperature in (None, [1.0, 1.0], [0.0, 1.0]):
+        seeds = generators(2)
+        got = rejection_sample(**inputs, sampling_metadata=metadata(temperature, seeds))
+        assert got.shape == (2, 6)
+        assert got.tolist() == one_by_one(inputs, temperature or [0.0, 0.0], generators(2))
+
+
 def test_an_invalid_row_concerns_its_own_request_only(on_backend: str) -> None:
     inputs = batch([3, 2, 2], seed=3)
     seeds = [1.0] * 3
@@ -312,6 +323,16 @@ def test_requests_that_share_rows_copy_none(shared_rows: None) -> None:
         ({"num_draft_tokens": [3, -1, 3, 1]}, ValueError, r"num_draft_tokens: expected lengths .* got -1\.\.3"),
         ({"bonus_token_ids": torch.zeros(3, 1).long()}, ValueError, r"bonus_token_ids: expected shape \(4, 1\)"),
         ({"bonus_token_ids": torch.zeros(5).long()}, ValueError, r"bonus_token_ids: expected shape \(4\)"),
+        (
+            {"cu_num_draft_tokens": torch.tensor([2, 2, 6, 6])},
+            ValueError,
+            r"expected the running totals \[2, 2, 5, 6\]",
+        ),
+        (
+            {"sampling_metadata": metadata([0.0] + [1.0] * 5)},
+            ValueError,
+            r"sampling_metadata.temperature: expected shape",
+        ),
         ({"cu_num_draft_tokens": torch.zeros(5).int()}, ValueError, r"cu_num_draft_tokens: expected shape \(4\)"),
         ({"draft_token_ids": torch.zeros(6)}, TypeError, "draft_token_ids: expected dtype int64 or int32"),
         ({"draft_probs": torch.zeros(6, VOCAB + 1)}, ValueError, r"draft_probs: expected shape \(6, 13\)"),

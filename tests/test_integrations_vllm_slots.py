@@ -214,6 +214,8 @@ def test_drafts_without_logits_are_point_masses() -> None:
         ({"cu_num_logits": torch.zeros(4).int()}, ValueError, r"cu_num_logits: expected shape \(5\)"),
         ({"draft_sampled": torch.zeros(9).int()}, ValueError, r"draft_sampled: expected shape \(10\)"),
         ({"pos": torch.zeros(10)}, TypeError, "pos: expected dtype int64 or int32"),
+        ({"idx_mapping": torch.full((4,), SLOTS), "draft_logits": None}, ValueError, "idx_mapping, .*: expected slots"),
+        ({"expanded_idx_mapping": torch.full((10,), SLOTS)}, ValueError, r"below 9 and 9, got \["),
         ({"idx_mapping": torch.zeros(4)}, TypeError, "idx_mapping: expected dtype"),
         ({"expanded_idx_mapping": torch.zeros(9).int()}, ValueError, r"expanded_idx_mapping: expected shape \(10\)"),
         ({"expanded_local_pos": torch.zeros(9).int()}, ValueError, r"expanded_local_pos: expected shape \(10\)"),

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from specker import checks
-from specker.integrations.vllm.refusals import refuse_other_rules
+from specker.integrations.vllm.arguments import bonus_column, check_lengths, refuse_other_rules
 from specker.sampling import GREEDY_TEMPERATURE
 from specker.status import Status
 from specker.verify import verify
@@ -114,8 +114,8 @@ def rejection_sample(
     device, total, batch = target.device, target.shape[0], len(num_draft_tokens)
     checks.check_index("draft_token_ids", draft_token_ids, (total,), device)
     checks.check_index("cu_num_draft_tokens", cu_num_draft_tokens, (batch,), device)
-    _check_lengths(num_draft_tokens, max_spec_len, total)
-    bonus = _bonus_column(bonus_token_ids, batch, device)
+    check_lengths(num_draft_tokens, cu_num_draft_tokens, max_spec_len, total)
+    bonus = bonus_column(bonus_token_ids, batch, device)
     if draft_probs is not None:
         checks.check_rows("draft_probs", draft_probs, target.shape, device)
     if output_status is not None:
@@ -206,9 +206,11 @@ def _places(cu_num_draft_tokens: torch.Tensor, batch: int, width: int, total: in
         return _Places(batch, width, device)
     rows = torch.arange(total, device=device)
     ends = cu_num_draft_tokens.long()
-    sequence = torch.searchsorted(ends, rows, right=True)
-    length = ends.diff(prepend=ends.new_zeros(1))
-    return _Places(batch, width, device, sequence, rows - (ends - length)[sequence], length)
+    # On a device nobody has looked at the totals: wrong ones mix requests up, but reach no memory of others.
+    sequence = torch.searchsorted(ends, rows, right=True).clamp_(max=batch - 1)
+    length = ends.diff(prepend=ends.new_zeros(1)).clamp_(0, width)
+    step = (rows - (ends - length)[sequence]).clamp_(0, width - 1)
+    return _Places(batch, width, device, sequence, step, length)
 
 
 def _law(metadata: SamplingMetadata, num_draft_tokens: Sequence[int], batch: int, device: torch.device) -> _Law:
@@ -276,20 +278,3 @@ def _overlapping(rows: _Rows, places: _Places, law: _Law, bonus: torch.Tensor, w
         torch.cat((result.token_ids, emitted.token_ids)),
         None if emitted.status is None else torch.cat((status, emitted.status)),
     )
-
-
-def _check_lengths(num_draft_tokens: Sequence[int], max_spec_len: int, total: int) -> None:
-    if sum(num_draft_tokens) != total:
-        raise ValueError(
-            f"num_draft_tokens: expected a sum of {total}, the rows of target_logits, got {sum(num_draft_tokens)}"
-        )
-    if num_draft_tokens and not 0 <= min(num_draft_tokens) <= max(num_draft_tokens) <= max_spec_len:
-        raise ValueError(
-            f"num_draft_tokens: expected lengths in 0..max_spec_len = {max_spec_len}, got "
-            f"{min(num_draft_tokens)}..{max(num_draft_tokens)}"
-        )
-
-
-def _bonus_column(bonus_token_ids: torch.Tensor, batch: int, device: torch.device) -> torch.Tensor:
-    shape = (batch, 1) if isinstance(bonus_token_ids, torch.Tensor) and bonus_token_ids.dim() == 2 else (batch,)
-    return checks.check_index("bonus_token_ids", bonus_token_ids, shape, device).reshape(batch, 1)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from specker import checks
-from specker.integrations.vllm.refusals import refuse_other_rules
+from specker.integrations.vllm.arguments import refuse_other_rules
 from specker.sampling import GREEDY_TEMPERATURE, Sampling
 from specker.status import Status
 from specker.verify import verify, verify_flat
@@ -109,12 +109,18 @@ def rejection_sample_by_slot(
     inputs = _Inputs(target_logits, draft_logits, draft_sampled, cu_num_logits, pos, idx_mapping, temperature, seed)
     if not _is_padded_round(inputs, num_speculative_steps):
         inputs = _checked(inputs, num_speculative_steps)
-    if inputs.target.shape[0] == inputs.slot.shape[0] * (num_speculative_steps + 1):
-        emitted = _equal_lengths(inputs, num_speculative_steps)
-    elif inputs.draft is None:
-        emitted = _flat(inputs, num_speculative_steps)
-    else:
-        emitted = _row_by_row(inputs, expanded_idx_mapping, expanded_local_pos, inputs.draft)
+    try:
+        if inputs.target.shape[0] == inputs.slot.shape[0] * (num_speculative_steps + 1):
+            emitted = _equal_lengths(inputs, num_speculative_steps)
+        elif inputs.draft is None:
+            emitted = _flat(inputs, num_speculative_steps)
+        else:
+            emitted = _row_by_row(inputs, expanded_idx_mapping, expanded_local_pos, inputs.draft)
+    except IndexError as error:
+        raise ValueError(
+            f"idx_mapping, expanded_idx_mapping: expected slots of temperature and seed, below {temperature.shape[0]} "
+            f"and {seed.shape[0]}, got {idx_mapping.tolist()} and {expanded_idx_mapping.tolist()}"
+        ) from error
     if output_status is not None:
         checks.check_tensor("output_status", output_status, inputs.slot.shape, (torch.int32,), inputs.target.device)
         output_status |= emitted.status
