@@ -251,10 +251,13 @@ def _spread(*parameters: torch.Tensor | None) -> tuple[Any, ...]:
 
 
 def _aligned(*tensors: torch.Tensor | None) -> bool:
-    """Return whether every row starts at a multiple of 16 bytes, which 128-bit loads need."""
+    """Return whether every row starts at a multiple of 16 bytes, so that it can be read by 128 bits as it lies.
+
+    The stride of an axis of one element counts as well: a batch of one is to launch what a batch of two does.
+    """
     return all(
         tensor.data_ptr() % 16 == 0
-        and all(_stride(tensor, axis) * tensor.element_size() % 16 == 0 for axis in range(tensor.dim() - 1))
+        and all(tensor.stride(axis) * tensor.element_size() % 16 == 0 for axis in range(tensor.dim() - 1))
         for tensor in tensors
         if tensor is not None
     )

@@ -27,9 +27,11 @@ def sample(
     status = torch.empty((batch,), dtype=torch.int32, device=logits.device)
     receipt = torch.empty((batch, 4), dtype=torch.float64, device=logits.device)
     parameters = Parameters(temperature, top_k, top_p, min_p)
+    # The one row of a sequence is as far from the next as sequences are: its alignment is theirs.
+    rows = logits.as_strided((batch, 1, logits.shape[1]), (logits.stride(0), logits.stride(0), logits.stride(1)))
     run_round(
         Inputs(
-            token_ids, logits.unsqueeze(1), None, None, None, None, parameters, Parameters(None, None, None, None),
+            token_ids, rows, None, None, None, None, parameters, Parameters(None, None, None, None),
             seed, position, None, (bias_offsets, bias_token_ids, bias_values, allowed_tokens), (None,) * 4,
             (None, None), batch, 0, False, contract.DRAFT_PURPOSE, False, False,
         ),

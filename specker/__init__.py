@@ -10,6 +10,7 @@ from specker.sample import DraftReceipt, SampleResult, sample
 from specker.sampling import Sampling
 from specker.status import InvalidInputError, Status
 from specker.verify import verify, verify_flat, verify_from_probs
+from specker.warmup import warmup
 
 __version__ = "0.1.0"
 
@@ -30,4 +31,5 @@ __all__ = [
     "verify",
     "verify_flat",
     "verify_from_probs",
+    "warmup",
 ]

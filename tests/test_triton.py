@@ -271,7 +271,10 @@ def test_more_filtered_rows_than_programs(monkeypatch: pytest.MonkeyPatch) -> No
     [
         ({}, ["row_statistics", "residual_mass", "emit_tokens"]),
         ({"draft": None}, ["row_statistics", "emit_tokens"]),
-        ({"top_k": torch.tensor([2])}, ["row_statistics", "filter_candidates", "filter_thresholds", "residual_mass", "emit_tokens"]),
+        (
+            {"top_k": torch.tensor([2])},
+            ["row_statistics", "filter_candidates", "filter_thresholds", "residual_mass", "emit_tokens"],
+        ),
     ],
 )
 @pytest.mark.parametrize(("batch", "gamma"), [(1, 1), (5, 3)])
