@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from specker.cached_model import vocab_size
 from specker.generation import Draft, PromptLookup, generate
 from specker.layers import skip_layers
 
@@ -65,7 +66,8 @@ class Pair:
 
     def __init__(self, model: Any, skipped_layers: Sequence[int]) -> None:
         self.model = model
-        model.generation_config.eos_token_id = None
+        # An id that no row has, because transformers 4.57 cannot look up prompts without one.
+        model.generation_config.eos_token_id = vocab_size(model)
         self._assistant = skip_layers(model, skipped_layers)
         # Without these, transformers would stop drafting by itself, and by another rule than gamma.
         config = self._assistant.generation_config
