@@ -71,7 +71,7 @@ def one_by_one(inputs: dict[str, Any], lengths: list[int]) -> list[list[int]]:
 def written(inputs: dict[str, Any], emitted: list[list[int]]) -> list[Any]:
     """Return what the outputs hold when those tokens were emitted."""
     slots = inputs["candidates"].shape[1]
-    predicts = torch.full((len(emitted) * slots,), 77)
+    predicts = torch.zeros(len(emitted) * slots, dtype=torch.int64)
     accept_index = torch.full((len(emitted), slots), -1)
     for request, tokens in enumerate(emitted):
         places = inputs["retrive_index"][request, : len(tokens)]
@@ -122,7 +122,7 @@ def test_a_coin_of_zero_accepts_no_impossible_token(on_backend: str) -> None:
     inputs["uniform_samples"][:] = 0.0
     inputs["uniform_samples_for_final_sampling"][:] = 0.0
     chain_speculative_sampling_triton(**inputs)
-    assert outputs(inputs) == [[1, 77], [[0, -1]], [0]]
+    assert outputs(inputs) == [[1, 0], [[0, -1]], [0]]
 
 
 def test_equal_rows_leave_no_residual_and_no_last_token() -> None:
@@ -134,7 +134,7 @@ def test_equal_rows_leave_no_residual_and_no_last_token() -> None:
     inputs["uniform_samples_for_final_sampling"][:] = 0.2
     status = torch.zeros(1, dtype=torch.int32)
     chain_speculative_sampling_triton(**inputs, output_status=status)
-    assert outputs(inputs) == [[1, 77], [[0, -1]], [0]]
+    assert outputs(inputs) == [[1, 0], [[0, -1]], [0]]
     assert Status(int(status)) == Status.DRAFT_TOKEN_IMPOSSIBLE | Status.RESIDUAL_EMPTY
 
 
@@ -181,7 +181,7 @@ def test_greedy_keeps_what_the_arg_max_agrees_with() -> None:
     inputs = greedy([2, 2, 1], [[4, 5, 6], [4, 5, 6], [4, 5, 6]], [[9, 4, 5], [9, 4, 8], [9, 4, 5]], width=3)
     verify_tree_greedy(**inputs)
     assert outputs(inputs) == [
-        [4, 5, 6, 4, 5, 77, 4, 5, 77],
+        [4, 5, 6, 4, 5, 0, 4, 5, 0],
         [[0, 1, 2], [3, 4, -1], [6, 7, -1]],
         [2, 1, 1],
     ]
@@ -196,7 +196,7 @@ def test_greedy_keeps_no_more_than_its_output_holds() -> None:
 def test_greedy_does_not_take_up_again_behind_a_rejection() -> None:
     inputs = greedy([3], [[4, 5, 6, 7]], [[9, 1, 5, 6]], width=4)
     verify_tree_greedy(**inputs)
-    assert outputs(inputs) == [[4, 77, 77, 77], [[0, -1, -1, -1]], [0]]
+    assert outputs(inputs) == [[4, 0, 0, 0], [[0, -1, -1, -1]], [0]]
 
 
 def test_greedy_without_links_is_a_full_chain() -> None:

@@ -43,7 +43,8 @@ def chain_speculative_sampling_triton(
     acceptance uniforms from `uniform_samples` and the emission uniform from `uniform_samples_for_final_sampling`.
 
     Args:
-        predicts: int32 or int64, written: at `retrive_index` of each kept slot the token that follows it.
+        predicts: int32 or int64, written: at `retrive_index` of each kept slot the token that follows it, at the other
+            slots that accept_index has room for 0, with which SGLang fills it beforehand.
         accept_index: `(batch, >= slots)` int32 or int64, written: `retrive_index` of the kept slots, then -1.
         accept_token_num: `(batch,)` int32 or int64, written: draft tokens kept.
         candidates: `(batch, slots)` int32 or int64, slot 0 the root, then the draft tokens; -1 is always rejected.
@@ -257,7 +258,7 @@ def _uniforms(coins: torch.Tensor, final: torch.Tensor, batch: int, slots: int, 
 
 
 def _write(outputs: _Outputs, token_ids: torch.Tensor, num_accepted: torch.Tensor) -> None:
-    """Write kept slots, their number, and the token behind each."""
+    """Write kept slots, their number, and the token behind each; 0 behind the last."""
     predicts, accept_index, accept_token_num, retrive_index = outputs
     width = token_ids.shape[1]
     behind = torch.arange(width, device=token_ids.device) > num_accepted.unsqueeze(1)
@@ -267,7 +268,5 @@ def _write(outputs: _Outputs, token_ids: torch.Tensor, num_accepted: torch.Tenso
         accept_index = accept_index[:, :width]
     accept_index.copy_(slots.masked_fill(behind, -1))
     accept_token_num.copy_(num_accepted)
-    # Slots behind the last one write what stands there already: no mask whose size the host would have to know.
-    places = slots.reshape(-1).long()
-    tokens = torch.where(behind.reshape(-1), predicts[places], token_ids.to(predicts.dtype).reshape(-1))
-    predicts.index_copy_(0, places, tokens)
+    # -1 behind the last token becomes 0, that of an invalid row stays; no mask whose size the host would have to know.
+    predicts.index_copy_(0, slots.reshape(-1).long(), (token_ids + behind).to(predicts.dtype).reshape(-1))
