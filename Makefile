@@ -25,6 +25,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 REQUIREMENTS := $(VENV)/requirements.stamp
 PACKAGE := $(VENV)/package.stamp
 DEVICE ?= cpu
+RESULTS := $(if $(filter cpu,$(DEVICE)),cpu,gpu_$(DEVICE))
 # One process a core and one thread a process; more than four would mostly wait for their imports.
 PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
@@ -50,7 +51,7 @@ bench: install
 
 results: install
 	OMP_NUM_THREADS=1 $(VENV)/bin/specker bench --device $(DEVICE) \
-		--json bench/results/$(DEVICE).json --plot docs/figures/bench-$(DEVICE).png
+		--json bench/results/$(RESULTS).json --plot docs/figures/bench-$(RESULTS).png
 	$(VENV)/bin/python -m bench.table --write README.md
 
 docs: install

@@ -93,6 +93,6 @@ setup(
     # kernels/ and bench/ have no __init__.py, so find_packages cannot see them through their links in specker/.
     packages=[*find_packages(include=["specker", "specker.*"]), "specker.bench", "specker.kernels"],
     package_dir={"specker.bench": "bench", "specker.kernels": "kernels"},
-    package_data={"specker": ["py.typed"]},
+    package_data={"specker": ["py.typed"], "specker.bench": ["*.c"]},
     **(extension_options() if wants_extension() else {}),
 )

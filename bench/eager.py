@@ -37,7 +37,7 @@ def smart_eager_filtered_round(
 
 def _filtered(logits: torch.Tensor) -> torch.Tensor:
     logits = logits / FILTERED.temperature
-    best = logits.topk(int(FILTERED.top_k), dim=-1).values
+    best = logits.topk(min(int(FILTERED.top_k), logits.shape[-1]), dim=-1).values
     before = best.softmax(-1).cumsum(-1) - best.softmax(-1)
     last = (before < FILTERED.top_p).sum(-1, keepdim=True) - 1
     return logits.masked_fill(logits < best.gather(-1, last), float("-inf")).softmax(-1)

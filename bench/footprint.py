@@ -68,9 +68,10 @@ def _extent(tensor: torch.Tensor) -> int:
 def moved_bytes(provider: Provider, call: Call, floor: int) -> int | None:
     """Return the bytes that one call moves; None where its operators cannot be watched.
 
-    For specker that is the rows it reads, by its own account; for eager code, what goes into and out of each operator.
+    For specker and the yardstick those are the rows they read, by their own account; for eager code, what goes into
+    and out of each operator.
     """
-    if provider.seeded:
+    if provider.seeded or not provider.decides:
         return floor
     if provider.name == COMPILED:
         return None

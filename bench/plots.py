@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .record import Record
+from .weigh import YARDSTICK
 
 _COLOURS = {
     "eager": "#8c8c8c",
@@ -21,6 +22,7 @@ _COLOURS = {
     "transformers": "#cc79a7",
     "vLLM": "#d55e00",
     "FlashInfer": "#f0a050",
+    YARDSTICK: "#000000",
     "specker": "#0072b2",
     "specker, receipt": "#56b4e9",
     "specker, point mass": "#003f66",

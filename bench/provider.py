@@ -30,6 +30,8 @@ class Provider(NamedTuple):
     sampling: specker.Sampling = PLAIN
     seeded: bool = False
     """Whether it draws by specker's generator, so that it must give the reference's tokens and not only its law."""
+    decides: bool = True
+    """False for a yardstick, which reads the rows of specker's round and decides nothing."""
     draft_rows: bool = True
     """False for point-mass drafts, which have none."""
     receipt: bool = False

@@ -1,4 +1,4 @@
-"""What is compared: eager PyTorch, the same compiled, the verify functions of other packages, and specker's forms."""
+"""What is compared: eager PyTorch, the same compiled, other packages' functions, a yardstick, and specker's forms."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 import specker
 
+from . import weigh
 from .cases import Inputs
 from .eager import FILTERED, PLAIN, Outcome, eager_round, smart_eager_filtered_round
 from .peers import PEERS
@@ -53,7 +54,7 @@ def _specker_outcome(result: specker.VerifyResult) -> Outcome:
 
 def _form(name: str, sampling: specker.Sampling, *, draft_rows: bool = True, receipt: bool = False) -> Provider:
     make = _specker(sampling, draft_rows=draft_rows, receipt=receipt)
-    return Provider(name, make, _specker_outcome, sampling, True, draft_rows, receipt)
+    return Provider(name, make, _specker_outcome, sampling, seeded=True, draft_rows=draft_rows, receipt=receipt)
 
 
 OURS = (
@@ -68,10 +69,11 @@ EAGER = (
     Provider(COMPILED, _compiled),
     Provider(FILTERED_BASELINE, _eager(smart_eager_filtered_round), sampling=FILTERED),
 )
+YARDSTICKS = (Provider(weigh.YARDSTICK, weigh.weigh, decides=False, obstacle=weigh.obstacle),)
 SWEPT = (BASELINE, FILTERED_BASELINE, "specker", "specker, receipt", "specker, filters")
 """The providers of the scaling pictures."""
 
 
 def all_providers() -> tuple[Provider, ...]:
     """Return every provider, whether it can run here or not, in the order of the tables."""
-    return (*EAGER[:2], *PEERS, *OURS[:3], EAGER[2], *OURS[3:])
+    return (*EAGER[:2], *PEERS, *YARDSTICKS, *OURS[:3], EAGER[2], *OURS[3:])

@@ -12,13 +12,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from . import gpu_table
 from .report import baseline_of
+from .weigh import YARDSTICK
 
 RESULTS = Path(__file__).parent / "results"
 _COLUMNS = (
     "eager",
     "torch.compile of eager",
     "transformers",
+    YARDSTICK,
     "specker",
     "specker, receipt",
     "smart eager, filters",
@@ -29,7 +32,7 @@ _ABSENT = (
     "No measurement on a GPU yet: the Triton kernels are tested in the interpreter and compiled for four\n"
     "architectures, not timed."
 )
-_BLOCK = re.compile(r"(<!-- bench: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(r"(?P<start><!-- bench: (?P<name>[\w*-]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -64,16 +67,23 @@ def caption(results: dict[str, Any]) -> str:
 
 
 def filled(page: str, results: Path = RESULTS) -> str:
-    """Return the page with the table of each marker's file between its markers, or that there is none."""
+    """Return the page with the tables of each marker's files between its markers, or that there are none.
+
+    A marker names one file or, with a star, several.
+    """
 
     def fill(block: re.Match[str]) -> str:
-        file = results / f"{block['name']}.json"
-        if not file.exists():
-            return f"{block[1]}{_ABSENT}\n{block[3]}"
-        measured = json.loads(file.read_text())
-        return f"{block[1]}{caption(measured)}\n\n{markdown(measured)}\n{block[3]}"
+        files = sorted(results.glob(f"{block['name']}.json"))
+        tables = [_told(json.loads(file.read_text())) for file in files]
+        return f"{block['start']}{chr(10).join(tables) or _ABSENT}\n{block['end']}"
 
     return _BLOCK.sub(fill, page)
+
+
+def _told(measured: dict[str, Any]) -> str:
+    """Return caption and table of a file, whichever of the two commands wrote it."""
+    teller = gpu_table if "times" in measured else sys.modules[__name__]
+    return f"{teller.caption(measured)}\n\n{teller.markdown(measured)}"
 
 
 def main(arguments: list[str]) -> None:

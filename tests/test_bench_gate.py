@@ -46,6 +46,13 @@ def test_the_compiled_round_is_made_from_the_eager_one(monkeypatch: pytest.Monke
     assert agree(EAGER["torch.compile of eager"]).startswith("the exact law")
 
 
+def test_a_yardstick_has_nothing_to_agree_in() -> None:
+    (yardstick,) = providers.YARDSTICKS
+    assert yardstick.why_not(CASE, torch.device("cuda")) == "runs on the CPU"
+    assert agree(yardstick) == "a yardstick, which decides nothing"
+    assert not any(entry.decides is False for entry in providers.all_providers() if entry is not yardstick)
+
+
 def test_transformers_passes() -> None:
     pytest.importorskip("transformers")
     (provider,) = [entry for entry in peers.PEERS if entry.name == "transformers"]
