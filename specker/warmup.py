@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from specker.operators import backend
@@ -73,7 +75,7 @@ def warmup(
         raise ValueError(f"row_stride: expected at least the vocabulary of {vocab}, got {row_stride}")
     with backend("triton"):
         rows = torch.zeros((1, 2, stride), dtype=dtype, device=device)[..., :vocab]
-        filters = {"top_k": 1, "top_p": 0.5, "min_p": 0.5} if filtered and vocab > 1 else {}
+        filters: dict[str, Any] = {"top_k": 1, "top_p": 0.5, "min_p": 0.5} if filtered and vocab > 1 else {}
         seed = torch.zeros(1, dtype=torch.int64, device=device)
         draft = rows[:, :1] if draft_rows else None
         receipts = None
