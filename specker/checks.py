@@ -174,7 +174,9 @@ def _keeps_values(device: torch.device) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _cached_scalar(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.full((1,), value, dtype=dtype, device=device)
+    # What is kept has to serve in every mode, not only in the one it was made in.
+    with torch.inference_mode(False):
+        return torch.full((1,), value, dtype=dtype, device=device)
 
 
 def seed_tensor(seed: int | torch.Tensor | None, batch: int, device: torch.device) -> torch.Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import specker
-from specker import DraftReceipt, Sampling
+from specker import DraftReceipt, Sampling, checks
 
 from .cases import interpreted
 
@@ -109,3 +109,15 @@ def test_a_messy_batch_means_what_the_reference_says(form: str, backend: str, de
             torch.testing.assert_close(
                 getattr(got, name).cpu(), getattr(wanted, name), rtol=3e-5, atol=1e-6, equal_nan=True
             )
+
+
+def test_a_call_in_inference_mode_leaves_nothing_behind_that_autograd_refuses() -> None:
+    checks._cached_scalar.cache_clear()
+    checks._cached_parameters.cache_clear()
+    logits = torch.randn(1, 2, 5)
+    with torch.inference_mode():
+        specker.verify(torch.tensor([[1]]), logits, temperature=0.625, top_k=2, seed=1)
+    parameters = checks.check_parameters(Sampling(0.625, 2), 1, 5, torch.device("cpu"))
+    kept = [parameter for parameter in parameters if parameter is not None]
+    assert len(kept) == 2
+    assert not any(parameter.is_inference() for parameter in kept)
