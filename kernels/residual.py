@@ -82,7 +82,7 @@ def write_mapped(
     """Write the masses of some shards where the draft's columns have to be looked up id by id."""
     for shard in range(first_shard, end_shard):
         kept, drawn = emission_weights(
-            target_row, draft_row, columns, shard * SHARD, shift, scale, floor, draft,
+            target_row, draft_row, columns, (entry & 0) + shard * SHARD, shift, scale, floor, draft,
             TARGET_IS_PROBS, DRAFT_IS_PROBS, True, ALIGNED, SHARD,
         )  # fmt: skip
         tl.store(residual_mass_ptr + entry + shard, tl.sum(drawn.to(tl.float64), axis=0))

@@ -102,11 +102,15 @@ def test_a_round_is_a_handful_of_launches_whatever_its_size(
     if not interpreted(backend):
         pytest.skip("counted in the interpreter")
     tokens = torch.zeros((batch, gamma), dtype=torch.int64)
-    specker.verify(tokens, torch.zeros((batch, gamma + 1, 33)), torch.zeros((batch, gamma, 33)), top_p=0.9, seed=0)
-    assert 1 <= len(launches) <= 4
+    rows = (torch.zeros((batch, gamma + 1, 33)), torch.zeros((batch, gamma, 33)))
+    specker.verify(tokens, *rows, seed=0)
+    assert 1 <= len(launches) <= 3
+    launches.clear()
+    specker.verify(tokens, *rows, top_p=0.9, seed=0)
+    assert 1 <= len(launches) <= 5
     launches.clear()
     specker.sample(torch.zeros((batch, 33)), top_p=0.9, seed=0)
-    assert 1 <= len(launches) <= 4
+    assert 1 <= len(launches) <= 5
 
 
 @fault("B123")

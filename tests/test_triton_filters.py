@@ -1,0 +1,81 @@
+"""The filters of the interpreted Triton kernels: the thresholds of a sort, whichever way they are found."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from specker.reference import RECEIPT_FIELDS
+
+from . import differential
+from .triton_rounds import needs_interpreter, poison_memory, random_rounds
+
+contract = pytest.importorskip("specker.kernels.contract")
+pytestmark = needs_interpreter
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    poison_memory(monkeypatch)
+
+
+def test_filters_of_large_rows_agree_with_the_reference() -> None:
+    filters = {
+        "top_k": torch.tensor([50, 3000, 0]), "top_p": torch.tensor([0.9, 0.8, 1.0]),
+        "min_p": torch.tensor([0.0, 0.0, 0.01]),
+    }  # fmt: skip
+    call = random_rounds(9000, torch.bfloat16) | filters | {f"draft_{name}": value for name, value in filters.items()}
+    assert differential.assert_agrees("triton", call) == 0
+    assert differential.assert_agrees("triton", call | {"draft": None}) == 0
+
+
+def filter_rows(kind: str, vocab: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(2, vocab, generator=generator) * 3
+    if kind == "tied":
+        return logits.to(torch.bfloat16)
+    if kind == "flat":
+        return torch.zeros_like(logits)
+    if kind == "masked":
+        return logits.masked_fill(torch.rand(logits.shape, generator=generator) < 0.9, -math.inf)
+    if kind == "narrow":
+        # Distinct neighbours beside far outliers: the histogram has to divide its bin again, by keys.
+        logits = 1.0 + torch.arange(vocab, dtype=torch.float32).expand(2, -1) * 2.0**-23
+        return torch.cat([logits, torch.tensor([[-1e30, 1.01]]).expand(2, -1)], dim=1)
+    return logits
+
+
+@pytest.mark.parametrize("kind", ["random", "tied", "flat", "masked", "narrow"])
+@pytest.mark.parametrize(
+    ("vocab", "top_k", "top_p"),
+    [
+        (40, 7, 0.5),
+        (3000, 50, None),
+        (3000, 2500, None),
+        (3000, None, 0.95),
+        (3000, 2500, 0.9),
+        (3000, None, 1 - 1e-12),
+    ],
+)
+def test_filters_find_the_thresholds_of_a_sort(kind: str, vocab: int, top_k: int | None, top_p: float | None) -> None:
+    arguments = (
+        filter_rows(kind, vocab), torch.tensor([1.0, 0.7], dtype=torch.float64),
+        None if top_k is None else torch.tensor([top_k]),
+        None if top_p is None else torch.tensor([top_p], dtype=torch.float64), None, *[None] * 4,
+        torch.arange(2), torch.zeros(1, dtype=torch.int64),
+    )  # fmt: skip
+    triton, reference = torch.ops.specker_triton.sample(*arguments), torch.ops.specker_reference.sample(*arguments)
+    names = dict(zip(RECEIPT_FIELDS, triton[2].unbind(-1), strict=True))
+    expected = dict(zip(RECEIPT_FIELDS, reference[2].unbind(-1), strict=True))
+    assert torch.equal(names["threshold"], expected["threshold"])
+    torch.testing.assert_close(names["weight_sum"], expected["weight_sum"], rtol=5e-7, atol=0.0)
+    assert torch.equal(triton[1], reference[1])
+
+
+def test_more_filtered_rows_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = random_rounds(50, torch.float32) | {"top_k": torch.tensor([3, 0, 7]), "top_p": torch.tensor([0.9, 0.5, 1.0])}
+    expected = differential.run("triton", call)
+    monkeypatch.setattr(contract, "MAX_FILTER_PROGRAMS", 2)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in differential.run("triton", call).items())
