@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run everything; return 0 if all checks passed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dry-run", action="store_true", help="use the interpreter and small shapes")
-    parser.add_argument("--json", type=Path, default=None, help="where to write; bench/results/gpu_<device>.json")
+    parser.add_argument("--json", type=Path, default=None, help="where to write; bench/results/kernels_<device>.json")
     parser.add_argument("--only-small-grid", action="store_true", help="run the correctness grid on small shapes only")
     options = parser.parse_args(arguments)
     deadline = time.monotonic() + SECONDS
@@ -100,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
     print_times(times)
     told = versions(device)
     name = "dry_run" if options.dry_run else told["device"].lower().replace(" ", "_")
-    path = options.json or RESULTS / f"gpu_{name}.json"
+    path = options.json or RESULTS / f"kernels_{name}.json"
     path.write_text(json.dumps({"versions": told, "checks": checks, "times": times}, indent=1) + "\n")
     print(f"written to {path}")
     return 0 if all(check["passed"] for check in checks.values()) else 1
