@@ -134,8 +134,8 @@ def test_a_run_prints_and_writes_everything(tmp_path: Path, small_sweeps: None) 
     assert ours["warm"]["calls"] == ours["cold"]["calls"] >= 5
     seconds = ours["floor_bytes"] / results["environment"]["memory_bandwidth"]
     assert ours["cold"]["floor_seconds"] == pytest.approx(seconds, rel=1e-4)
-    # Two of four tokens are accepted: three target rows and three draft rows of 1,000 float32 decide.
-    assert ours["floor_bytes"] == ours["moved_bytes"] == 6 * 4_000
+    # One or two of four tokens are accepted: two or three target rows and as many draft rows of 1,000 float32 decide.
+    assert ours["floor_bytes"] == ours["moved_bytes"] in (4 * 4_000, 6 * 4_000)
     assert record["providers"]["eager"]["moved_bytes"] > 9 * 4_000
     assert {size: len(records) for size, records in results["sweeps"].items()} == {"vocab": 2, "gamma": 2}
     assert picture.read_bytes().startswith(b"\x89PNG")

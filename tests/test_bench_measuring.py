@@ -85,12 +85,17 @@ def test_peak_memory_without_the_systems_help_is_the_allocators(monkeypatch: pyt
     assert footprint.peak_bytes(lambda: torch.ones(2**20), CPU) == 4 * 2**20
 
 
-@pytest.mark.parametrize(("batch", "least", "most"), [(1, 2, 2), (9, 16, 16), (40, 68, 74)])
-def test_as_many_tokens_are_accepted_as_on_average(batch: int, least: int, most: int) -> None:
+@pytest.mark.parametrize("batch", [1, 9, 40])
+@pytest.mark.parametrize("sampling", [eager.PLAIN, eager.FILTERED], ids=["plain", "filtered"])
+def test_as_many_tokens_are_accepted_as_on_average(sampling: specker.Sampling, batch: int) -> None:
     case = Case("some", batch, 4, 500, torch.float32)
-    assert case.typical_accepted == pytest.approx(batch * (0.7 + 0.49 + 0.343 + 0.2401))
-    for sampling in (eager.PLAIN, eager.FILTERED):
-        assert least <= int(cases.accepted(cases.make_inputs(case, sampling, CPU), sampling).sum()) <= most
+    inputs = cases.make_inputs(case, sampling, CPU)
+    chances = specker.verify(*inputs[:3], return_accept_probs=True, **sampling._asdict()).accept_probs
+    assert chances is not None
+    average = float(chances.cumprod(-1).sum())
+    assert abs(int(cases.accepted(inputs, sampling).sum()) - average) <= max(0.5, 0.05 * average) + 1e-5
+    if batch == 1:
+        assert average == pytest.approx(0.7 + 0.49 + 0.343 + 0.2401, rel=0.2)
 
 
 def test_the_acceptance_of_the_rows_is_about_seven_tenths() -> None:
