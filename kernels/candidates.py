@@ -16,7 +16,7 @@ from . import contract
 from .blocks import kernel
 from .limits import candidate_bound, row_to_filter
 from .rows import load_value
-from .tiles import load_tile, lowest_marked, marks, tile_ids, tile_shards
+from .tiles import load_tile, lowest_marked, marks, tile_ids
 
 
 @triton.jit
@@ -69,7 +69,9 @@ def append_row(
     maxima_ptr = shard_max_ptr + entry * num_shards
     maxima = tl.load(maxima_ptr + shards, mask=shards < num_shards, other=float("-inf"))
     bound = candidate_bound(maxima, top_k, top_p, min_p, temperature, IS_PROBS, FITS)
-    TILE: tl.constexpr = tile_shards(row)
+    # A bias or a mask takes registers too.
+    PLAIN: tl.constexpr = len(row[2]) == 2 and len(row[3]) == 2
+    TILE: tl.constexpr = contract.TILE_SHARDS if PLAIN else contract.REST_SHARDS
     REST: tl.constexpr = contract.REST_SHARDS
     whole = tl.minimum(end_shard, row[1] // (TILE * SHARD) * TILE).to(tl.int64)
     list_ptr = candidates_ptr + entry * MAX_CANDIDATES

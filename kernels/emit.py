@@ -195,7 +195,8 @@ def emit_tokens(
         (bias_offsets_ptr, bias_ids_ptr, bias_values_ptr), (allowed_ptr, stride_allowed_sequence, stride_allowed_row),
     )  # fmt: skip
     draft_rows = rows_of(
-        draft_logits_ptr, draft_offset, stride_draft_row, draft_vocab, sequence, start,
+        target_logits_ptr if draft_logits_ptr is None else draft_logits_ptr,
+        draft_offset, stride_draft_row, draft_vocab, sequence, start,
         (draft_bias_offsets_ptr, draft_bias_ids_ptr, draft_bias_values_ptr),
         (draft_allowed_ptr, stride_draft_allowed_sequence, stride_draft_allowed_row),
     )  # fmt: skip

@@ -21,7 +21,7 @@ from .blocks import exponent_scale, kernel
 from .decide import decide, load_sequence, row_filter
 from .emission import draft_facts, emission_weights, load_shards, round_up, tile_weights
 from .rows import row_at, rows_of
-from .tiles import store_shards, sum_shards, tile_ids, tile_shards
+from .tiles import store_shards, sum_shards, tile_ids
 
 
 @triton.jit
@@ -53,7 +53,9 @@ def write_tiles(
     ALIGNED: tl.constexpr, SHARD: tl.constexpr,
 ):  # fmt: skip
     """Write the masses of some tiles: whole tiles by a loop without masks, the rest behind it."""
-    TILE: tl.constexpr = tile_shards(target_row)
+    # A bias or a mask takes registers too.
+    PLAIN: tl.constexpr = len(target_row[2]) == 2 and len(target_row[3]) == 2
+    TILE: tl.constexpr = contract.TILE_SHARDS if PLAIN else contract.REST_SHARDS
     REST: tl.constexpr = contract.REST_SHARDS
     whole = tl.minimum(end_shard, target_row[1] // (TILE * SHARD) * TILE).to(tl.int64)
     for shard in range(first_shard, whole, TILE):
@@ -122,7 +124,8 @@ def residual_mass(
         (bias_offsets_ptr, bias_ids_ptr, bias_values_ptr), (allowed_ptr, stride_allowed_sequence, stride_allowed_row),
     )  # fmt: skip
     draft_rows = rows_of(
-        draft_logits_ptr, draft_offset, stride_draft_row, draft_vocab, sequence, start,
+        target_logits_ptr if draft_logits_ptr is None else draft_logits_ptr,
+        draft_offset, stride_draft_row, draft_vocab, sequence, start,
         (draft_bias_offsets_ptr, draft_bias_ids_ptr, draft_bias_values_ptr),
         (draft_allowed_ptr, stride_draft_allowed_sequence, stride_draft_allowed_row),
     )  # fmt: skip

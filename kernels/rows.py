@@ -1,8 +1,8 @@
 """Device functions that load rows, with bias and mask applied, and the columns of a reduced draft vocabulary.
 
 The rows of one tensor that belong to a sequence are a tuple `(pointer, offset, stride, vocab, bias, mask)` with `bias`
-= (begin, end, token_ids_ptr, values_ptr) and `mask` = (allowed_ptr, offset, stride); a single row is `(pointer, vocab,
-bias, (allowed_ptr, offset))`. Pointers to what was not given are None, and their code is not compiled.
+= (begin, end, token_ids_ptr, values_ptr) and `mask` = (stride, offset, allowed_ptr); a single row is `(pointer, vocab,
+bias, mask)`. Tuples of what was not given end before the pointers, and their code is not compiled.
 """
 
 # ruff: noqa: ANN001, ANN201 (device functions take and return Triton values, which have no Python types)
@@ -25,28 +25,32 @@ def rows_of(pointer, offset, stride, vocab, sequence, front, bias, allowed):
     if offsets_ptr is not None:
         begin = tl.load(offsets_ptr + sequence)
         end = tl.load(offsets_ptr + sequence + 1)
-    mask = (allowed_ptr, sequence * stride_sequence + front * stride_row, stride_row)
-    return (pointer, offset, stride, vocab, (begin, end, ids_ptr, values_ptr), mask)
+    first = sequence * stride_sequence + front * stride_row
+    entries = (begin, end) if ids_ptr is None else (begin, end, ids_ptr, values_ptr)
+    mask = (stride_row, first) if allowed_ptr is None else (stride_row, first, allowed_ptr)
+    return (pointer, offset, stride, vocab, entries, mask)
 
 
 @triton.jit
 def row_at(rows, index):
     """Return row `index` of a sequence, or a block of them."""
     pointer, offset, stride, vocab, bias, mask = rows
-    return (pointer + (offset + index * stride), vocab, bias, (mask[0], mask[1] + index * mask[2]))
+    first = mask[1] + index * mask[0]
+    allowed = (mask[0], first, mask[2]) if len(mask) > 2 else (mask[0], first)
+    return (pointer + (offset + index * stride), vocab, bias, allowed)
 
 
 @triton.jit
 def adjusted(values, ids, row, IS_PROBS: tl.constexpr):
     """Return float32 values of some ids of a row with bias, one entry after another, and mask applied."""
-    begin, end, ids_ptr, values_ptr = row[2]
-    if ids_ptr is not None:
+    if len(row[2]) > 2:
+        begin, end, ids_ptr, values_ptr = row[2]
         for entry in range(begin, end):
             bias = tl.load(values_ptr + entry)
             biased = values * tl.exp(bias.to(tl.float64)).to(tl.float32) if IS_PROBS else values + bias
             values = tl.where(ids == tl.load(ids_ptr + entry), biased, values)
-    allowed_ptr, offset = row[3]
-    if allowed_ptr is not None:
+    if len(row[3]) > 2:
+        _, offset, allowed_ptr = row[3]
         words = tl.load(allowed_ptr + (offset + ids // 32), mask=ids < row[1], other=0)
         values = tl.where((words >> (ids % 32).to(tl.int32)) & 1 == 1, values, lowest(IS_PROBS))
     return values

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 
 from .blocks import exponent_scale, lowest, shifted_weights, weights_float64
-from .contract import REST_SHARDS
-from .tiles import load_tile, tile_ids, tile_shards
+from .contract import REST_SHARDS, TILE_SHARDS
+from .tiles import load_tile, tile_ids
 
 UNIT = tl.constexpr(2251799813685248.0)
 
@@ -58,13 +58,6 @@ def bin_of(values, low, low_key, bin_scale, shift, linear, NUM_BINS: tl.constexp
 
 
 @triton.jit
-def sweep_shards(row, ALIGNED: tl.constexpr):
-    """Return the shards of a tile that is binned: half as many where a thread would run out of registers."""
-    BITS: tl.constexpr = row[0].dtype.element_ty.primitive_bitwidth
-    return tile_shards(row) if ALIGNED and BITS == 16 else REST_SHARDS
-
-
-@triton.jit
 def neighbours(values):
     """Return a tile as (1, shards, ids / 8, 8): a thread holds 8 neighbours."""
     return tl.reshape(values, (1, values.shape[1], values.shape[2] // 8, 8))
@@ -74,15 +67,15 @@ def neighbours(values):
 def sweep_tile(
     row, first, low, high, row_max, scale, scratch, unit, low_key, bin_scale, shift, linear,
     COLLECT: tl.constexpr, IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
-    FILTER_SHARD: tl.constexpr, NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
+    SHARDS: tl.constexpr, FILTER_SHARD: tl.constexpr, NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     """Bin or collect the values of a tile in low..high; return which are above `high`, and their weights."""
     counts_ptr, masses_ptr, candidates_ptr = scratch
-    values = load_tile(row, first, IS_PROBS, ALIGNED, MASKED, sweep_shards(row, ALIGNED), FILTER_SHARD)
+    values = load_tile(row, first, IS_PROBS, ALIGNED, MASKED, SHARDS, FILTER_SHARD)
     inside = (values >= low) & (values <= high)
     above = values > high
     if MASKED:
-        exists = tile_ids(first, sweep_shards(row, ALIGNED), FILTER_SHARD) < row[1]
+        exists = tile_ids(first, SHARDS, FILTER_SHARD) < row[1]
         inside = inside & exists
         above = above & exists
     weights = shifted_weights(values, row_max, scale, IS_PROBS)
@@ -106,7 +99,10 @@ def sweep(
     FILTER_SHARD: tl.constexpr, NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     """Read a row: count and weigh the values above `high`, bin or collect those in low..high."""
-    SHARDS: tl.constexpr = sweep_shards(row, ALIGNED)
+    # Half as many where a thread would run out of registers.
+    PLAIN: tl.constexpr = len(row[2]) == 2 and len(row[3]) == 2
+    WHOLE: tl.constexpr = PLAIN and ALIGNED and row[0].dtype.element_ty.primitive_bitwidth == 16
+    SHARDS: tl.constexpr = TILE_SHARDS if WHOLE else REST_SHARDS
     TILE: tl.constexpr = SHARDS * FILTER_SHARD
     whole = (row[1] // TILE).to(tl.int64)
     zero = whole & 0
@@ -118,7 +114,7 @@ def sweep(
         count, mass = sweep_tile(
             row, zero + tile * TILE, low, high, row_max, scale, scratch,
             unit, low_key, bin_scale, shift, linear,
-            COLLECT, IS_PROBS, ALIGNED, False, FILTER_SHARD, NUM_BINS, MAX_CANDIDATES,
+            COLLECT, IS_PROBS, ALIGNED, False, SHARDS, FILTER_SHARD, NUM_BINS, MAX_CANDIDATES,
         )  # fmt: skip
         counts += count
         masses += mass
@@ -126,7 +122,7 @@ def sweep(
         count, mass = sweep_tile(
             row, whole * TILE, low, high, row_max, scale, scratch,
             unit, low_key, bin_scale, shift, linear,
-            COLLECT, IS_PROBS, ALIGNED, True, FILTER_SHARD, NUM_BINS, MAX_CANDIDATES,
+            COLLECT, IS_PROBS, ALIGNED, True, SHARDS, FILTER_SHARD, NUM_BINS, MAX_CANDIDATES,
         )  # fmt: skip
         counts += count
         masses += mass

@@ -18,17 +18,10 @@ import triton
 import triton.language as tl
 
 from . import contract
-from .arguments import (
-    draft_slot,
-    is_greedy,
-    load_real,
-    locate,
-    parameter_status,
-    uniforms_status,
-)
+from .arguments import draft_slot, is_greedy, load_real, locate, parameter_status, uniforms_status
 from .blocks import exponent_scale, kernel, lowest, uniforms
 from .rows import load_value, row_at, rows_of
-from .tiles import greedy_shards, load_tile, sampled_shards, store_shards, tile_ids, tile_shards
+from .tiles import greedy_shards, load_tile, sampled_shards, store_shards, tile_ids
 
 
 @triton.jit
@@ -68,7 +61,9 @@ def write_row(
     ALIGNED: tl.constexpr, EXCLUDES: tl.constexpr, IS_PROBS: tl.constexpr, SHARD: tl.constexpr,
 ):  # fmt: skip
     """Write the statistics of some tiles of one row: whole tiles by a loop without masks, the rest behind it."""
-    TILE: tl.constexpr = tile_shards(row)
+    # A bias or a mask takes registers too.
+    PLAIN: tl.constexpr = len(row[2]) == 2 and len(row[3]) == 2
+    TILE: tl.constexpr = contract.TILE_SHARDS if PLAIN else contract.REST_SHARDS
     REST: tl.constexpr = contract.REST_SHARDS
     whole = tl.minimum(end_shard, row[1] // (TILE * SHARD) * TILE).to(tl.int64)
     scale = exponent_scale(tl.where(greedy, 1.0, temperature), IS_PROBS)
@@ -229,7 +224,8 @@ def row_statistics(
         (bias_offsets_ptr, bias_ids_ptr, bias_values_ptr), (allowed_ptr, stride_allowed_sequence, stride_allowed_row),
     )  # fmt: skip
     draft_rows = rows_of(
-        draft_logits_ptr, draft_offset, stride_draft_row, draft_vocab, sequence, start,
+        target_logits_ptr if draft_logits_ptr is None else draft_logits_ptr,
+        draft_offset, stride_draft_row, draft_vocab, sequence, start,
         (draft_bias_offsets_ptr, draft_bias_ids_ptr, draft_bias_values_ptr),
         (draft_allowed_ptr, stride_draft_allowed_sequence, stride_draft_allowed_row),
     )  # fmt: skip

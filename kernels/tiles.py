@@ -19,18 +19,10 @@ import triton
 import triton.language as tl
 
 from .blocks import NO_ID, lowest, safe_shift, shifted_weights
-from .contract import REST_SHARDS, TILE_SHARDS
 from .rows import adjusted
 
 # Ids of a shard that 32 threads read at once, 8 each.
 PART = tl.constexpr(256)
-
-
-@triton.jit
-def tile_shards(row):
-    """Return the shards of a tile of a row; a bias or a mask takes registers too."""
-    ADJUSTED: tl.constexpr = row[2][2] is not None or row[3][0] is not None
-    return REST_SHARDS if ADJUSTED else TILE_SHARDS
 
 
 @triton.jit
@@ -113,7 +105,7 @@ def load_tile(
     if MASKED:
         offsets = tile_offsets(SHARDS, SHARD, min(SHARD, PART)).to(tl.int32)
         values = tl.where(offsets < limit.to(tl.int32), values, lowest(IS_PROBS))
-    if row[2][2] is not None or row[3][0] is not None:
+    if len(row[2]) > 2 or len(row[3]) > 2:
         values = adjusted(values, tile_ids(first, SHARDS, SHARD), row, IS_PROBS)
     return values
 
