@@ -10,6 +10,8 @@
 constexpr int64_t CAPACITY = 4096;
 constexpr int64_t BINS = 2048;
 constexpr int64_t GROUP = 32;
+// Strands of a row whose maxima bound its top-k.
+constexpr int64_t STRANDS = 512;
 // Blocks in a sample of the row.
 constexpr int64_t SAMPLE_BLOCKS = 16;
 // A bound of the relative error of float32 weights and their sums.
@@ -229,6 +231,23 @@ static float sampled_mass_floor(const FilteredRow& row, float floor, double left
   return sampled > floor ? sampled : floor;
 }
 
+// The k-th largest of the maxima of interleaved strands has k entries at or above it, and few more.
+static float strand_floor(const FilteredRow& row, int64_t top_k) {
+  alignas(64) float buffer[BLOCK];
+  float* maxima = row.scratch.candidates;
+  for (int64_t strand = 0; strand < STRANDS; ++strand) maxima[strand] = -__builtin_inff();
+  for (int64_t block = 0; block < num_blocks(row.row.vocab); ++block) {
+    const float* values;
+    const int64_t count = block_values(row.row, block, buffer, &values);
+    float* strands = maxima + block * BLOCK % STRANDS;
+#pragma omp simd
+    for (int64_t index = 0; index < count; ++index) {
+      strands[index] = values[index] > strands[index] ? values[index] : strands[index];
+    }
+  }
+  return select_gathered(row, Measured::COUNT, STRANDS, 0.0, static_cast<double>(top_k)).value;
+}
+
 static float top_k_threshold(const FilteredRow& row, int64_t top_k) {
   const int64_t blocks = num_blocks(row.row.vocab);
   const double wanted = static_cast<double>(top_k);
@@ -237,6 +256,8 @@ static float top_k_threshold(const FilteredRow& row, int64_t top_k) {
     // The k-th largest of the block maxima has k entries at or above it.
     for (int64_t block = 0; block < blocks; ++block) row.scratch.candidates[block] = row.scratch.block_largest[block];
     floor = select_gathered(row, Measured::COUNT, blocks, 0.0, wanted).value;
+  } else if (2 * top_k <= STRANDS) {
+    floor = strand_floor(row, top_k);
   } else if (row.row.vocab > CAPACITY) {
     floor = sampled_count_floor(row, top_k);
   }
