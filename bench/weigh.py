@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -22,7 +23,8 @@ from .provider import Call
 
 YARDSTICK = "weigh each logit once"
 _SOURCE = Path(__file__).with_name("weigh.c")
-_FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-mprefer-vector-width=512", "-shared", "-fPIC")
+_FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-shared", "-fPIC")
+_X86_FLAGS = ("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()
 _FUNCTIONS = {torch.float32: "weigh_float32", torch.bfloat16: "weigh_bfloat16"}
 
 
@@ -63,7 +65,7 @@ def weigh(inputs: Inputs) -> Call:
 def _library() -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
         built = Path(folder) / "weigh.so"
-        subprocess.run(["cc", *_FLAGS, "-o", built, _SOURCE], check=True)
+        subprocess.run(["cc", *_FLAGS, *_X86_FLAGS, "-o", built, _SOURCE], check=True)
         library = ctypes.CDLL(str(built))
     for name in _FUNCTIONS.values():
         function = getattr(library, name)

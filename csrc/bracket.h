@@ -138,7 +138,7 @@ static bool bracket_nucleus(const FilteredRow& row, double top_p, double total, 
     row.scratch.ends[shard] = count;
   }
   __builtin_memcpy(row.scratch.ordered, row.scratch.candidates, static_cast<size_t>(count) * sizeof(float));
-  weigh_values(row, Measured::MASS, row.scratch.candidates, count, row.scratch.measures);
+  weigh_values(row, Measured::EXACT_MASS, row.scratch.candidates, count, row.scratch.measures);
   const double inside = fixed_sum(row.scratch.measures, count);
   // The least entries of the bracket are left out as long as their mass and that below it may be.
   const double left_out = (1.0 - top_p) * (above + inside + below);

@@ -73,7 +73,8 @@ SPECKER_INLINE float exponential(float difference, const ExponentialScale& scale
   return shifted_exponential(difference, scale) * EXPONENT_SHIFT;
 }
 
-// The same in float64, for masses that decide a filter; differences below -700 temperatures give 0.
+// The same in float64, for masses that decide a filter; differences below -700 temperatures give 0, and
+// small positive ones are as exact.
 struct WideExponentialScale {
   double high;
   double low;

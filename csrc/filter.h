@@ -88,7 +88,7 @@ static inline uint32_t hits_of_group(const float* values, float floor, float cei
   return hits;
 }
 
-// Appends the values in [floor, ceiling]; may write GROUP values more.
+// Appends the values in [floor, ceiling]; may write a vector of values more.
 static int64_t append_candidates(const float* values, int64_t count, float floor, float ceiling, float* out) {
   int64_t appended = 0, group = 0;
 #if defined(SPECKER_COMPRESS)

@@ -13,7 +13,7 @@ constexpr int64_t HALF = LANES / 2;
 
 // Entries come in pairs: two of 16 bits make one load, and the sum's lanes are those of the pairs.
 struct FloatSource {
-  // NaN of a float32 may lose itself among the bits of an exponent.
+  // The low bits of a payload are added to the exponent and may turn NaN into a number.
   static constexpr bool CHECKS = true;
   const float* values;
   SPECKER_INLINE void pair(const float* at, int64_t lane, float* first, float* second) {

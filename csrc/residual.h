@@ -48,13 +48,13 @@ static int64_t draw_from_residual(const Sampled& target, const Sampled& draft, c
   FastResidual fast;
   const bool is_fast = !columns.columns && make_fast_residual(target, draft, &fast);
   const auto subtract = [&](int64_t shard, float* residual) {
-    if (is_fast) return write_fast_residual(target, draft, fast, shard, residual);
+    if (is_fast && is_near(target, shard)) return write_fast_residual(target, draft, fast, shard, residual);
     return columns.columns ? mapped_residual(target, draft, columns, shard, residual)
                            : shard_residual(target, draft, shard, residual);
   };
   for_shards(executor, shards, [&](int64_t shard) {
     alignas(64) float residual[SHARD];
-    const ShardResidual whole = is_fast ? fast_residual(target, draft, fast, shard) : subtract(shard, residual);
+    const ShardResidual whole = is_fast && is_near(target, shard) ? fast_residual(target, draft, fast, shard) : subtract(shard, residual);
     masses[shard] = whole.sum * whole.scale;
   });
   const double total = fixed_sum(masses, shards);

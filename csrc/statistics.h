@@ -25,7 +25,7 @@ static Element* take_array(char** at, size_t count) {
   return array;
 }
 
-// One allocation of num_shards(vocab) * 40 bytes, and with filters vocab / 29 bytes and 83 kB more.
+// One allocation of num_shards(vocab) * 40 bytes, and with filters vocab / 30 bytes and 83 kB more.
 static Workspace make_workspace(int64_t vocab, bool filtered) {
   constexpr size_t ARRAYS = 12;
   const size_t shards = static_cast<size_t>(num_shards(vocab));

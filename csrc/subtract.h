@@ -53,11 +53,11 @@ static ShardResidual shard_residual(const Sampled& target, const Sampled& draft,
   return {subtract_weights(draft_weights, target_entries.padded, ratio, residual), scale};
 }
 
-// Two rows of logits as exponents of two: weights are relative to powers of two near the rows' largest weights, so one
-// ratio serves all shards. What is below a bound weighs nothing, exactly: masked entries are never drawn.
+// Two rows of logits by weights relative to the rows' largest, so one ratio serves all shards, and equal rows leave
+// nothing. What the target leaves out has no residual, whatever the draft row holds: masked entries are never drawn.
 struct FastResidual {
-  float target_magic;
-  float draft_magic;
+  float target_max;
+  float draft_max;
   float target_bound;
   float draft_bound;
   ScaleRatio ratio;
@@ -65,32 +65,35 @@ struct FastResidual {
   bool sparse;  // top-k and its like leave chunks without a target entry
 };
 
-static bool make_fast_side(const Sampled& sampled, float* magic, float* bound, double* scale) {
-  float exponent;
-  if (!exponent_of(sampled.law, static_cast<float>(sampled.statistics.row_max), &exponent)) return false;
-  const float lowest = (exponent - LOWEST_EXPONENT) / sampled.law.scale.high;
-  *magic = MAGIC - exponent;
-  *bound = larger(sampled.statistics.float_threshold, lowest);
-  *scale = shard_scale(sampled, reference_of(exponent, sampled.law));
-  return true;
-}
+// Powers of two below the row's largest weight from which a shard is subtracted in units of its own.
+constexpr float NEAR_EXPONENT = 100.0f;
 
 static bool make_fast_residual(const Sampled& target, const Sampled& draft, FastResidual* fast) {
-  double draft_scale;
-  if (!make_fast_side(target, &fast->target_magic, &fast->target_bound, &fast->scale)) return false;
-  if (!make_fast_side(draft, &fast->draft_magic, &fast->draft_bound, &draft_scale)) return false;
-  fast->ratio = scale_ratio(draft_scale / fast->scale);
-  fast->scale *= EXPONENT_SHIFT;
+  if (target.law.weighing != Weighing::EXPONENTIAL || draft.law.weighing != Weighing::EXPONENTIAL) return false;
+  const double scale = 1.0 / target.statistics.weight_sum;
+  fast->target_max = static_cast<float>(target.statistics.row_max);
+  fast->draft_max = static_cast<float>(draft.statistics.row_max);
+  fast->target_bound = larger(target.statistics.float_threshold, fast->target_max + target.law.scale.lowest);
+  fast->draft_bound = larger(draft.statistics.float_threshold, fast->draft_max + draft.law.scale.lowest);
+  fast->ratio = scale_ratio(1.0 / draft.statistics.weight_sum / scale);
+  fast->scale = scale * EXPONENT_SHIFT;
   fast->sparse = target.parameters.filtered;
   return true;
 }
 
+static bool is_near(const Sampled& target, int64_t shard) {
+  const float difference = target.statistics.shard_largest[shard] - static_cast<float>(target.statistics.row_max);
+  return difference * target.law.scale.high > -NEAR_EXPONENT;
+}
+
 SPECKER_INLINE float fast_residual_of(float target, float draft, const FastResidual& fast,
                                       const ExponentialScale& target_scale, const ExponentialScale& draft_scale) {
-  const float target_weight = shifted_power(target, target_scale, fast.target_magic);
-  const float draft_weight = shifted_power(draft, draft_scale, fast.draft_magic);
-  return residual_of(target >= fast.target_bound ? target_weight : 0.0f,
-                     draft >= fast.draft_bound ? draft_weight : 0.0f, fast.ratio);
+  const float difference = draft - fast.draft_max;
+  // A row that its receipt is not of may hold more than the receipt's largest value.
+  const float draft_weight = shifted_power(difference < 0.0f ? difference : 0.0f, draft_scale, MAGIC);
+  const float target_weight = shifted_power(target - fast.target_max, target_scale, MAGIC);
+  const float residual = residual_of(target_weight, draft >= fast.draft_bound ? draft_weight : 0.0f, fast.ratio);
+  return target >= fast.target_bound ? residual : 0.0f;
 }
 
 // Sums the residual of whole chunks; chunks without a target entry that weighs have none.

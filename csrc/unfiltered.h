@@ -62,6 +62,19 @@ static bool proves(const Law& law, const AcceptProof& proof, const ShardSum& sha
          proof.uniform * running->token_weight < proof.target_prob * running->sum * (1.0 - 1e-5);
 }
 
+// Below this sum a row is a peak, whose largest weight has to be 1 and not nearly so: one-hot rows leave no residual.
+constexpr double NEARLY_ONE = 1.001;
+
+// Sums the shard of the largest value once more, relative to that value.
+static void sharpen_peak(const Row& row, const Law& law, RowStatistics* statistics) {
+  int64_t peak = 0;
+  while (statistics->shard_largest[peak] != static_cast<float>(statistics->row_max)) ++peak;
+  alignas(64) float buffer[SHARD];
+  statistics->shard_mass[peak] = whole_mass(row, law, load_shard(row, peak, buffer), statistics->shard_largest[peak]);
+  statistics->weight_sum = 0.0;
+  for (int64_t shard = 0; shard < num_shards(row.vocab); ++shard) statistics->weight_sum += statistics->shard_mass[shard];
+}
+
 // With a proof, which takes a single thread, weight_sum may be what was summed when acceptance was proven.
 static void unfiltered_statistics(const Row& row, const Law& law, Executor executor, const AcceptProof* proof,
                                   double* references, RowStatistics* statistics) {
@@ -86,6 +99,7 @@ static void unfiltered_statistics(const Row& row, const Law& law, Executor execu
   statistics->valid = merge_largest(row, statistics);
   if (!statistics->valid) return;
   merge_masses(row, law, references, statistics);
+  if (!proven && statistics->weight_sum < NEARLY_ONE) sharpen_peak(row, law, statistics);
   // The largest value alone weighs 1, also where a proof left its shard out.
   if (proven && statistics->weight_sum < 1.0) statistics->weight_sum = 1.0;
 }

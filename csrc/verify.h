@@ -11,6 +11,9 @@ struct Score {
   int64_t removed;  // the token that TARGET_WITHOUT leaves out
 };
 
+// Divided by the sum of the largest vocabulary it is no subnormal number yet.
+constexpr double LEAST_PROVEN = 1e-290;
+
 static void measure_target(Round* round, int64_t index) {
   Sampled& target = round->target;
   target.row = target_row(*round, index);
@@ -79,6 +82,11 @@ static double draft_prob(Round* round, int64_t index, int64_t token, double targ
     const RowStatistics& statistics = round->draft.statistics;
     if (statistics.valid) {
       prob = token_prob(round->draft.row, round->draft.law, round->draft.parameters, statistics, token);
+      // A partial sum may hide that the whole one leaves the token nothing.
+      if (prob < LEAST_PROVEN) {
+        measure_draft(round, nullptr);
+        prob = token_prob(round->draft.row, round->draft.law, round->draft.parameters, statistics, token);
+      }
     }
   }
   score->draw = arguments.has_draft ? Draw::RESIDUAL : Draw::TARGET_WITHOUT;

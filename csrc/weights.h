@@ -1,8 +1,8 @@
 // How values become weights, one exponential an entry.
 //
 // A weight is exp((value - reference) / temperature), or (value / reference) ** (1 / temperature) where rows hold
-// probabilities; the reference is the shard's largest value, so float32 suffices. Sums are float32 over 8 terms and
-// float64 beyond, in 64 fixed lanes: every instruction set with a fused multiply-add gives the same bits.
+// probabilities; the reference is near the largest value of a shard or row, so float32 suffices. Sums are float32 over 8
+// terms and float64 beyond, in 64 fixed lanes: every instruction set with a fused multiply-add gives the same bits.
 
 enum class Weighing { EXPONENTIAL, WIDE_EXPONENTIAL, LINEAR, POWER };
 

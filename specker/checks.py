@@ -142,10 +142,14 @@ def _real(name: str, value: object, lower: float, upper: float, batch: int, devi
         return check_tensor(name, value, (batch,), _PARAMETER_DTYPES, device)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}: expected a number or a (batch,) tensor, got {type(value).__name__}")
-    if not (lower <= value <= upper and math.isfinite(value)):
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not (lower <= number <= upper and math.isfinite(number)):
         bound = "finite and >= 0" if upper == math.inf else f"in [{lower:g}, {upper:g}]"
         raise ValueError(f"{name}: expected a value {bound}, got {value}")
-    return scalar_tensor(float(value), torch.float64, device)
+    return scalar_tensor(number, torch.float64, device)
 
 
 def _count(name: str, value: object, batch: int, vocab: int, device: torch.device) -> torch.Tensor | None:

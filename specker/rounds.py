@@ -116,8 +116,14 @@ def run_round(
         *draft_parameters, *adjustment, *draft_adjustment, *columns, seeds, positions, uniforms, shape.gamma,
         target_is_probs, draft_is_probs, return_logprobs, return_accept_probs,
     )  # fmt: skip
-    judged = not (num_draft_tokens is cu_num_draft_tokens is draft_index is uniforms is None)
-    judged = judged or checks.has_tensor(sampling) or (draft_sampling is not None and checks.has_tensor(draft_sampling))
+    judged = (
+        num_draft_tokens is not None
+        or cu_num_draft_tokens is not None
+        or draft_index is not None
+        or uniforms is not None
+        or checks.has_tensor(sampling)
+        or (draft_sampling is not None and checks.has_tensor(draft_sampling))
+    )
     if judged and checks.host_readable(device):
         raise_for_bits(status, INVALID_ARGUMENT)
     return VerifyResult(

@@ -84,3 +84,8 @@ def test_the_operator_refuses_a_call_without_any_random_numbers(device: torch.de
             ids.to(device), target.to(device), None, None, None, None, None, ones.to(device), *absent, ones.to(device),
             *absent, *[None] * 13, 2, False, False, False, False,
         )  # fmt: skip
+
+
+def test_an_int_beyond_every_float_is_no_temperature(device: torch.device) -> None:
+    with pytest.raises(ValueError, match=r"^temperature: expected a value finite and >= 0, got 1000"):
+        cases.good_call("verify", device, temperature=10**400)

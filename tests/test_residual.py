@@ -1,0 +1,100 @@
+"""Residuals at the ends of what floats hold: masked tokens, stale receipts, one-hot rows, tails far below the peak."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import specker
+from specker import DraftReceipt, Status
+
+from .cases import interpreted
+
+pytestmark = pytest.mark.usefixtures("on_backend")
+MASKED = 100
+UNIFORMS = torch.tensor([[[1 - 2.0**-53, 0.0], [0.5, 0.0]]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocab", [8192, 9000], ids=["whole shards", "a short shard"])
+def test_a_masked_token_is_not_recovered_by_a_uniform_of_0(
+    vocab: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    target, draft = torch.randn(1, 2, vocab, generator=generator), torch.randn(1, 1, vocab, generator=generator)
+    # Both mask the first tokens, and the draft has next to no mass in their shard.
+    target[..., :MASKED] = draft[..., : MASKED // 2] = float("-inf")
+    draft[..., 5000] = 30.0
+    arguments = torch.tensor([[5000]]), target.to(dtype), draft.to(dtype)
+    result = specker.verify(*(argument.to(device) for argument in arguments), uniforms=UNIFORMS.to(device))
+    assert result.num_accepted.tolist() == [0]
+    assert result.token_ids.tolist() == [[MASKED, -1]]
+
+
+def test_a_masked_token_is_not_recovered_from_a_row_that_its_receipt_is_not_of(
+    device: torch.device, backend: str
+) -> None:
+    vocab, drafted, masked = 1000, 3, 7
+    target, drawn_from = torch.zeros(1, 2, vocab), torch.zeros(1, vocab)
+    target[..., masked], target[0, 0, drafted], drawn_from[0, drafted] = -math.inf, -2.0, 5.0
+    for seed in range(50):
+        sampled = specker.sample(drawn_from.to(device), seed=seed)
+        if sampled.token_ids.tolist() == [drafted]:
+            break
+    receipt = DraftReceipt.stack([sampled.receipt])
+    uniforms = torch.tensor([[[0.999, 0.5], [0.5, 0.5]]], dtype=torch.float64, device=device)
+    # Exponents of all sizes, of which some would turn the sign of a weight.
+    for overwritten in (5.5, 60.0, 130.0, 200.0, 1e4, 1e30, 3e38):
+        draft = drawn_from.clone().unsqueeze(0)
+        draft[..., masked] = overwritten
+        tokens = torch.tensor([[drafted]], device=device)
+        result = specker.verify(tokens, target.to(device), draft.to(device), draft_receipt=receipt, uniforms=uniforms)
+        assert result.num_accepted.tolist() == [0]
+        assert masked not in result.token_ids.tolist()[0]
+        if interpreted(backend):
+            break
+
+
+def test_equal_one_hot_rows_have_no_residual(device: torch.device) -> None:
+    for number in range(8):
+        target, draft = torch.full((1, 2, 40), -math.inf), torch.full((1, 1, 40), -math.inf)
+        # Their only logits are far apart, and both mean certainty.
+        target[..., 5], draft[..., 5] = 1.1 + 0.37 * number, -2.3 + 0.11 * number
+        arguments = torch.tensor([[7]]), target, draft
+        result = specker.verify(*(argument.to(device) for argument in arguments), uniforms=UNIFORMS.to(device))
+        assert result.token_ids.tolist() == [[5, -1]]
+        assert result.status.tolist() == [Status.RESIDUAL_EMPTY | Status.DRAFT_TOKEN_IMPOSSIBLE]
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
+def test_a_tail_in_a_shard_far_below_the_peak_is_recovered(device: torch.device) -> None:
+    target, draft = torch.full((1, 2, 9000), -math.inf), torch.full((1, 1, 9000), -math.inf)
+    target[..., 0], target[..., 5000], target[..., 1] = 0.0, -115.0, -150.0
+    draft[..., 0], draft[..., 1] = 0.0, -100.0
+    result = specker.verify(torch.tensor([[1]]), target, draft, uniforms=UNIFORMS)
+    assert result.token_ids.tolist() == [[5000, -1]]
+    assert result.status.tolist() == [0]
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("return_accept_probs", [False, True])
+def test_an_impossible_draft_token_is_told_however_early_its_acceptance_is_proven(
+    threads: int, return_accept_probs: bool, device: torch.device
+) -> None:
+    target, draft = torch.zeros(1, 2, 70_000), torch.zeros(1, 1, 70_000)
+    # The draft token's probability underflows only against the end of its row.
+    target[0, 0, 3], draft[0, 0, -4000:] = 8.0, 744.4
+    uniforms = torch.tensor([[[1e-9, 0.5], [0.5, 0.5]]], dtype=torch.float64)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        result = specker.verify(
+            torch.tensor([[3]]), target, draft, uniforms=uniforms, return_accept_probs=return_accept_probs
+        )
+    finally:
+        torch.set_num_threads(before)
+    assert result.num_accepted.tolist() == [1]
+    assert result.status.tolist() == [Status.DRAFT_TOKEN_IMPOSSIBLE]
