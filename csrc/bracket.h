@@ -86,7 +86,7 @@ static SplitMass split_shard(const Entries& entries, const ExponentialScale scal
       float high = 0.0f, low = 0.0f;
 #pragma GCC unroll 8
       for (int64_t part = 0; part < CHUNK; part += LANES) {
-        const float value = clamp_below(bracket.lowest, values[part + lane]);
+        const float value = larger(bracket.lowest, values[part + lane]);
         const float weight = shifted_power(value, scale, bracket.magic);
         high += value > bracket.high ? weight : 0.0f;
         low += value < bracket.low ? weight : 0.0f;

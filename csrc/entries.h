@@ -91,10 +91,7 @@ SPECKER_INLINE float largest_lane(const float* lanes) {
     return lanes[0];
   } else {
     float folded[WIDTH / 2];
-    for (int64_t lane = 0; lane < WIDTH / 2; ++lane) {
-      const float left = lanes[lane], right = lanes[lane + WIDTH / 2];
-      folded[lane] = left > right ? left : right;
-    }
+    for (int64_t lane = 0; lane < WIDTH / 2; ++lane) folded[lane] = larger(lanes[lane], lanes[lane + WIDTH / 2]);
     return largest_lane<WIDTH / 2>(folded);
   }
 }

@@ -41,8 +41,8 @@ constexpr float EXPONENT_SHIFT = 0x1p-64f;
 // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits; 64 more keeps the exponent normal.
 constexpr float MAGIC = 12582912.0f + 64.0f;
 
-// NaN passes, for sums that judge it.
-SPECKER_INLINE float clamp_below(float lowest, float value) { return lowest > value ? lowest : value; }
+// NaN on the right passes, for sums that judge it; on the left it is dropped.
+SPECKER_INLINE float larger(float left, float right) { return left > right ? left : right; }
 
 // exp(value / temperature) * 2^64 / 2^n for the magic number MAGIC - n, |n| <= 2^20.
 SPECKER_INLINE float shifted_power(float clamped, const ExponentialScale& scale, float magic) {
@@ -65,7 +65,7 @@ SPECKER_INLINE float shifted_power(float clamped, const ExponentialScale& scale,
 }
 
 SPECKER_INLINE float shifted_exponential(float difference, const ExponentialScale& scale) {
-  return shifted_power(clamp_below(scale.lowest, difference), scale, MAGIC);
+  return shifted_power(larger(scale.lowest, difference), scale, MAGIC);
 }
 
 SPECKER_INLINE float exponential(float difference, const ExponentialScale& scale) {

@@ -45,8 +45,6 @@ struct ShardSum {
   double mass;
 };
 
-SPECKER_INLINE float larger(float left, float right) { return left > right ? left : right; }
-
 template <class Source>
 static float largest_of_chunk(const Source& source) {
   float largest[HALF];
@@ -82,7 +80,7 @@ static bool sum_relative_to(float exponent, const Source& source, int64_t padded
       for (int64_t part = 0; part < CHUNK; part += LANES) {
         float first, second;
         Source::pair(source.values + begin + part, lane, &first, &second);
-        first = clamp_below(lowest, first), second = clamp_below(lowest, second);
+        first = larger(lowest, first), second = larger(lowest, second);
         most = larger(first, most), other = larger(second, other);
         if (Source::CHECKS) check += first + second;
         sum += shifted_power(first, scale, magic), rest += shifted_power(second, scale, magic);

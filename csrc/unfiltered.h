@@ -1,5 +1,10 @@
 // Statistics of a row without filters.
 
+static void sum_masses(const Row& row, RowStatistics* statistics) {
+  statistics->weight_sum = 0.0;
+  for (int64_t shard = 0; shard < num_shards(row.vocab); ++shard) statistics->weight_sum += statistics->shard_mass[shard];
+}
+
 // Turns masses relative to each shard's reference into masses relative to row_max, and sums them.
 template <class Reference>
 static void merge_masses(const Row& row, const Law& law, const Reference* references, RowStatistics* statistics) {
@@ -17,8 +22,7 @@ static void merge_masses(const Row& row, const Law& law, const Reference* refere
       if (masses[shard] > 0.0) masses[shard] *= relative_weight(law, references[shard], statistics->row_max);
     }
   }
-  statistics->weight_sum = 0.0;
-  for (int64_t shard = 0; shard < shards; ++shard) statistics->weight_sum += masses[shard];
+  sum_masses(row, statistics);
 }
 
 // Mass of a shard relative to its largest value.
@@ -71,8 +75,7 @@ static void sharpen_peak(const Row& row, const Law& law, RowStatistics* statisti
   while (statistics->shard_largest[peak] != static_cast<float>(statistics->row_max)) ++peak;
   alignas(64) float buffer[SHARD];
   statistics->shard_mass[peak] = whole_mass(row, law, load_shard(row, peak, buffer), statistics->shard_largest[peak]);
-  statistics->weight_sum = 0.0;
-  for (int64_t shard = 0; shard < num_shards(row.vocab); ++shard) statistics->weight_sum += statistics->shard_mass[shard];
+  sum_masses(row, statistics);
 }
 
 // With a proof, which takes a single thread, weight_sum may be what was summed when acceptance was proven.
