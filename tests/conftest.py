@@ -55,3 +55,13 @@ def on_backend(backend: str) -> Iterator[str]:
         pytest.skip(reason)
     with specker.backend(backend):
         yield backend
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Run the tests of a module on one thread."""
+    # Imports transformers, which most tests do without.
+    from . import tiny_models
+
+    with tiny_models.one_thread():
+        yield

@@ -7,7 +7,6 @@ import itertools
 import runpy
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,15 +16,11 @@ import torch
 
 from . import laws, tiny_models
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ERROR_RATE = 1e-6
 PROMPT = [1, 2, 1]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with tiny_models.one_thread():
-        yield
 
 
 def load(name: str) -> ModuleType:

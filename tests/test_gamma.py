@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,15 +18,11 @@ from specker.theory.cost import best_gamma
 
 from . import tiny_models
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TARGET = tiny_models.tiny_llama(seed=1)
 PROMPT = torch.tensor([[3, 7, 7, 1, 3, 7]])
 NO_STATS = [SequenceStats()]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with tiny_models.one_thread():
-        yield
 
 
 class World:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +17,8 @@ from specker.generation import PromptLookup, SkipLayers, generate
 
 from . import tiny_models
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TARGET = tiny_models.tiny_llama(seed=1)
 DRAFTS = {
     "model": tiny_models.tiny_llama(seed=2, layers=1),
@@ -27,12 +28,6 @@ DRAFTS = {
     "lookup": PromptLookup(),
 }
 PROMPT = torch.tensor([[3, 7, 7, 1, 3, 7]])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with tiny_models.one_thread():
-        yield
 
 
 def greedy_tokens(draft: Any, prompt: torch.Tensor = PROMPT, **options: Any) -> list[int]:

@@ -10,7 +10,6 @@ the tests hold by construction.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +21,8 @@ from specker.generation import Continuations, EarlyExit, ModelDraft, PromptLooku
 from specker.slot_cache import SlotLayer
 
 from . import tiny_models
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 LENGTHS = (1, 3, 6, 9, 2, 12, 5, 7)
 NEW_TOKENS = 26
@@ -50,12 +51,6 @@ def drafts(target: Any) -> dict[str, Any]:
         "lookup": PromptLookup(),
         "continuations": Continuations([tiny_models.greedy(target, torch.tensor([PROMPTS[0]]), 9), [1, 2]]),
     }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with tiny_models.one_thread():
-        yield
 
 
 def alone(target: Any, draft: Any, row: int, **options: Any) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -41,13 +40,7 @@ DRAFTS: dict[str, Any] = {
     "lookup": PromptLookup(max_ngram=2),
 }
 
-pytestmark = pytest.mark.law
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with tiny_models.one_thread():
-        yield
+pytestmark = [pytest.mark.law, pytest.mark.usefixtures("one_thread")]
 
 
 def smallest_p_value(draft: Any, **options: Any) -> float:

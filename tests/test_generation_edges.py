@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,14 +16,10 @@ from specker.generation import Continuations, PromptLookup, SkipLayers, generate
 
 from . import tiny_models
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TARGET = tiny_models.tiny_llama(seed=1)
 PROMPTS = [[3, 7, 7, 1, 3, 7], [5], [2, 9, 2, 11], [8, 8]]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with tiny_models.one_thread():
-        yield
 
 
 def test_an_empty_lookup_is_plain_decoding() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +13,8 @@ from specker.processors import cut_where_stopped, one_each, process_rows
 
 from . import tiny_models
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TARGET = tiny_models.tiny_llama(seed=1)
 DRAFTS = {
     "close model": tiny_models.noisy(TARGET, 0.1),
@@ -22,12 +23,6 @@ DRAFTS = {
     "lookup": PromptLookup(),
 }
 PROMPTS = [[3, 7, 7, 1, 3, 7], [5], [2, 9, 2]]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with tiny_models.one_thread():
-        yield
 
 
 def processors() -> Any:

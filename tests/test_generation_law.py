@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from specker.generation import PromptLookup, SkipLayers, generate
 
 from . import laws, tiny_models
 
-pytestmark = pytest.mark.law
+pytestmark = [pytest.mark.law, pytest.mark.usefixtures("one_thread")]
 ERROR_RATE = 1e-6
 EOS = 4
 LENGTH = 4
@@ -28,12 +27,6 @@ DRAFTS = {
     "lookup": PromptLookup(),
 }
 LAW = tiny_models.continuation_law(TARGET, PROMPT, LENGTH, EOS)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with tiny_models.one_thread():
-        yield
 
 
 def smallest_p_value(draft: Any) -> float:

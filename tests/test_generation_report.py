@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,9 @@ from specker.stages import StageSeconds
 
 from . import tiny_models
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 NO_TIME = StageSeconds(0.0, 0.0, 0.0, 0.0)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with tiny_models.one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

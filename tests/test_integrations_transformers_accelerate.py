@@ -18,6 +18,8 @@ from specker.integrations.transformers import accelerate, speculative_sampling
 
 from . import laws, tiny_models
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ERROR_RATE = 1e-6
 VOCAB, EOS, LENGTH = 5, 4, 3
 PROMPT = torch.tensor([[1, 2, 1]])
@@ -31,12 +33,6 @@ GAMMA = 2
 TARGET_LOGITS = torch.tensor([[0.3, -0.5, -torch.inf, 0.8], [0.0, 1.0, 0.5, -1.0], [1.0, 0.0, -1.0, 0.2]])
 DRAFT_LOGITS = torch.tensor([[-0.6, 0.4, 0.3, -torch.inf], [1.0, 0.2, -0.3, 0.1]])
 JOINT_LAW = laws.joint_law(TARGET_LOGITS.double().softmax(-1).numpy(), DRAFT_LOGITS.double().softmax(-1).numpy(), GAMMA)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with tiny_models.one_thread():
-        yield
 
 
 @pytest.fixture(autouse=True)

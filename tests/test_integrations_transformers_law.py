@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,7 +20,7 @@ from specker.integrations.transformers import speculative
 
 from . import laws, tiny_models
 
-pytestmark = pytest.mark.law
+pytestmark = [pytest.mark.law, pytest.mark.usefixtures("one_thread")]
 ERROR_RATE = 1e-6
 VOCAB, EOS, PAD, LENGTH = 6, 4, 5, 3
 RUNS = 800
@@ -31,12 +30,6 @@ TARGET = tiny_models.tiny_llama(seed=11, vocab=VOCAB, eos=EOS)
 DRAFT = tiny_models.tiny_llama(seed=12, vocab=VOCAB, layers=1)
 PROCESSORS = importlib.import_module("transformers.generation.logits_process")
 CRITERIA = importlib.import_module("transformers.generation.stopping_criteria")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with tiny_models.one_thread():
-        yield
 
 
 class Prepared(NamedTuple):

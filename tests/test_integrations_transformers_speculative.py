@@ -8,7 +8,6 @@ import inspect
 import itertools
 import re
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,8 @@ from specker.integrations.transformers.processing import split_processors
 
 from . import tiny_models
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 VOCAB, EOS, PAD = 32, 9, 0
 TARGET = tiny_models.tiny_llama(seed=1, vocab=VOCAB, eos=EOS)
 DRAFT = tiny_models.tiny_llama(seed=2, vocab=VOCAB, layers=1)
@@ -32,12 +33,6 @@ MASK = (PROMPTS != PAD).long()
 CACHE = "cache" if "cache" in inspect.signature(TARGET.forward).parameters else "past_key_values"
 PROCESSORS = importlib.import_module("transformers.generation.logits_process")
 CRITERIA = importlib.import_module("transformers.generation.stopping_criteria")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with tiny_models.one_thread():
-        yield
 
 
 def run(custom_generate: Any = None, *, model: Any = TARGET, rows: slice = slice(None), **options: Any) -> Any:
