@@ -115,6 +115,7 @@ struct VerifyArguments {
   int64_t draft_vocab;
   int64_t draft_slots;  // leading rows of the draft tensor, for draft_index
   int64_t total_draft_tokens;
+  bool has_bonus_rows;  // a row behind the drafts of each sequence; flat target rows may be one a draft token
 };
 
 struct SampleArguments {

@@ -205,6 +205,7 @@ Verified verify(const Tensor& draft_token_ids, const Tensor& target, const Optio
   arguments.draft_vocab = draft ? draft->size(draft->dim() - 1) : arguments.vocab;
   arguments.draft_slots = draft ? draft->size(0) : 0;
   arguments.total_draft_tokens = flat ? draft_token_ids.size(0) : 0;
+  arguments.has_bonus_rows = !flat || target.size(0) != draft_token_ids.size(0);
   run(arguments, batch * (gamma + 1) * arguments.vocab, chosen_kernels().verify);
   return outputs;
 }

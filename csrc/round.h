@@ -13,11 +13,18 @@ struct Round {
   Sampled draft;
 };
 
+// Row of a flat target that is the sequence's first; 0 in the padded form.
+static inline int64_t first_target_row(const Round& round) {
+  if (!round.arguments.cu_num_draft_tokens.data) return 0;
+  return round.start + (round.arguments.has_bonus_rows ? round.sequence : 0);
+}
+
+static inline int64_t num_target_rows(const Round& round) { return round.length + round.arguments.has_bonus_rows; }
+
 static inline const double* uniforms_at(const Round& round, int64_t index) {
   const VerifyArguments& arguments = round.arguments;
-  const int64_t base = arguments.cu_num_draft_tokens.data ? round.start + round.sequence : 0;
   return arguments.uniforms + round.sequence * arguments.uniforms_stride_sequence +
-         (base + index) * arguments.uniforms_stride_row;
+         (first_target_row(round) + index) * arguments.uniforms_stride_row;
 }
 
 static Uniforms decision_uniforms(const Round& round, int64_t index) {
@@ -57,7 +64,7 @@ static void read_slot(Round* round) {
 
 static void check_uniforms(Round* round) {
   if (!round->arguments.uniforms) return;
-  for (int64_t index = 0; index <= round->length; ++index) {
+  for (int64_t index = 0; index < num_target_rows(*round); ++index) {
     const Uniforms pair = decision_uniforms(*round, index);
     // Written so that NaN falls in.
     const bool good = pair.accept >= 0.0 && pair.accept < 1.0 && pair.emission >= 0.0 && pair.emission < 1.0;
@@ -67,15 +74,16 @@ static void check_uniforms(Round* round) {
 
 static inline Row target_row(const Round& round, int64_t index) {
   const VerifyArguments& arguments = round.arguments;
-  const int64_t base = arguments.cu_num_draft_tokens.data ? round.start + round.sequence : 0;
-  return row_at(arguments.target, arguments.vocab, round.sequence, base + index,
-                adjustment_at(arguments.adjustments, round.sequence, base + index));
+  const int64_t row = first_target_row(round) + index;
+  return row_at(arguments.target, arguments.vocab, round.sequence, row,
+                adjustment_at(arguments.adjustments, round.sequence, row));
 }
 
 static inline Row draft_row(const Round& round, int64_t index) {
   const VerifyArguments& arguments = round.arguments;
-  // Slots hold rows; masks and biases belong to sequences.
-  return row_at(arguments.draft, arguments.draft_vocab, round.slot, round.start + index,
+  // Slots hold rows, each its own from 0; masks and biases belong to sequences.
+  const int64_t first = arguments.draft_index.data ? 0 : round.start;
+  return row_at(arguments.draft, arguments.draft_vocab, round.slot, first + index,
                 adjustment_at(arguments.draft_adjustments, round.sequence, round.start + index));
 }
 

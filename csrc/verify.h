@@ -198,6 +198,10 @@ static void decide(Round* round) {
   }
   if (scores_all) round->arguments.expected_accepted[round->sequence] = static_cast<float>(expected);
   if (!open) return;
+  if (!round->arguments.has_bonus_rows) {
+    round->arguments.num_accepted[round->sequence] = round->arguments.num_emitted[round->sequence] = round->length;
+    return;
+  }
   measure_target(round, round->length);
   emit_token(round, round->length, {true, 1.0, 0, Draw::TARGET, -1});
 }

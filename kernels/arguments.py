@@ -69,13 +69,13 @@ def draft_slot(draft_index_ptr, stride_draft_index, sequence, draft_slots):
 
 
 @triton.jit
-def uniforms_status(uniforms_ptr, first, length, stride_row, stride_kind, BLOCK_POSITIONS: tl.constexpr):
+def uniforms_status(uniforms_ptr, first, num_rows, stride_row, stride_kind, BLOCK_POSITIONS: tl.constexpr):
     """Return the status bit of injected uniforms that lie outside [0, 1)."""
     kinds = tl.arange(0, 2).to(tl.int64)
     bad = tl.full((), 0, tl.int32)
-    for chunk in range(0, length + 1, BLOCK_POSITIONS):
+    for chunk in range(0, num_rows, BLOCK_POSITIONS):
         positions = (chunk + tl.arange(0, BLOCK_POSITIONS)).to(tl.int64)
-        used = (positions <= length)[:, None] & (kinds >= 0)[None, :]
+        used = (positions < num_rows)[:, None] & (kinds >= 0)[None, :]
         offsets = (first + positions * stride_row)[:, None] + (kinds * stride_kind)[None, :]
         drawn = tl.load(uniforms_ptr + offsets, mask=used, other=0.0)
         outside = ~((drawn >= 0.0) & (drawn < 1.0))

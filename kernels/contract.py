@@ -55,13 +55,14 @@ MAX_SHARDS = 1024
 ENOUGH_PROGRAMS = 1056
 """Programs that keep a large GPU busy: eight on each of 132 multiprocessors."""
 
-SEQUENCE_FIELDS = tl.constexpr(6)
+SEQUENCE_FIELDS = tl.constexpr(7)
 STATUS_FIELD = tl.constexpr(0)
 LENGTH_FIELD = tl.constexpr(1)
 TARGET_OFFSET_FIELD = tl.constexpr(2)
 DRAFT_OFFSET_FIELD = tl.constexpr(3)
 FRONT_FIELD = tl.constexpr(4)
 START_FIELD = tl.constexpr(5)
+NUM_ROWS_FIELD = tl.constexpr(6)
 
 POSITION_FIELDS = tl.constexpr(8)
 TOKEN_FIELD = tl.constexpr(0)

@@ -26,17 +26,18 @@ def bit_or(left, right):
 
 @triton.jit
 def load_sequence(integers_ptr, temperatures_ptr, sequence):
-    """Return status, length, row offsets, first rows and temperatures (0: greedy) of a sequence."""
+    """Return status, length, target rows, row offsets, first rows and temperatures (0: greedy) of a sequence."""
     record_ptr = integers_ptr + sequence * contract.SEQUENCE_FIELDS
     status = tl.load(record_ptr + contract.STATUS_FIELD).to(tl.int32)
     length = tl.load(record_ptr + contract.LENGTH_FIELD)
+    num_rows = tl.load(record_ptr + contract.NUM_ROWS_FIELD)
     target_offset = tl.load(record_ptr + contract.TARGET_OFFSET_FIELD)
     draft_offset = tl.load(record_ptr + contract.DRAFT_OFFSET_FIELD)
     front = tl.load(record_ptr + contract.FRONT_FIELD)
     start = tl.load(record_ptr + contract.START_FIELD)
     temperature = tl.load(temperatures_ptr + sequence * 2)
     draft_temperature = tl.load(temperatures_ptr + sequence * 2 + 1)
-    return status, length, target_offset, draft_offset, front, start, temperature, draft_temperature
+    return status, length, num_rows, target_offset, draft_offset, front, start, temperature, draft_temperature
 
 
 @triton.jit

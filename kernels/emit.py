@@ -184,7 +184,7 @@ def emit_tokens(
     HAS_DRAFT: tl.constexpr = draft_logits_ptr is not None
     buffers = (shard_max_ptr, shard_sum_ptr, shard_argmax_ptr, row_threshold_ptr, row_sum_ptr, records_ptr)
     sizes = (gamma, num_shards, rows_per_sequence)
-    status, length, target_offset, draft_offset, front, start, temperature, draft_temperature = load_sequence(
+    status, length, num_rows, target_offset, draft_offset, front, start, temperature, draft_temperature = load_sequence(
         integers_ptr, temperatures_ptr, sequence
     )
     runs = (status & contract.INVALID_ARGUMENT) == 0
@@ -215,11 +215,12 @@ def emit_tokens(
         known = drafted & flag(tl.load(record_ptr + contract.TOKEN_FIELD, mask=drafted, other=-1.0) >= 0.0)
         excluded = tl.load(record_ptr + contract.TARGET_LOGIT_FIELD, mask=known, other=float("-inf"))
         exclusions = excluded + one.to(tl.float64)
+    has_row = runs & flag(index < num_rows)
     row_maxima, sums, argmaxima = merge_rows(
-        buffers, row, spread(runs, one), exclusions, num_shards, temperature, TARGET_IS_PROBS, BLOCK_SHARDS
+        buffers, row, spread(has_row, one), exclusions, num_shards, temperature, TARGET_IS_PROBS, BLOCK_SHARDS
     )
-    emits = runs & flag(tl.max(sums, axis=0) > 0.0)
-    bits |= tl.where(runs & ~emits, contract.TARGET_INVALID, 0)
+    emits = has_row & flag(tl.max(sums, axis=0) > 0.0)
+    bits |= tl.where(has_row & ~emits, contract.TARGET_INVALID, 0)
     thresholds, sums = row_filter(buffers, row, spread(emits & ~greedy, one), sums)
     row_max = tl.max(row_maxima, axis=0)
     weight_sum = tl.max(sums, axis=0)

@@ -85,7 +85,7 @@ def row_to_filter(
     """
     sequence = (turn // rows_per_sequence).to(tl.int64)
     row = (turn % rows_per_sequence).to(tl.int64)
-    status, length, target_offset, draft_offset, front, start, temperature, draft_temperature = load_sequence(
+    status, length, num_rows, target_offset, draft_offset, front, start, temperature, draft_temperature = load_sequence(
         integers_ptr, temperatures_ptr, sequence
     )
     runs = ((status & contract.INVALID_ARGUMENT) == 0) & flag(temperature > 0.0)
@@ -99,7 +99,7 @@ def row_to_filter(
     top_k = load_top_k(top_k_ptr, stride_top_k, sequence)
     top_p = load_real(top_p_ptr, stride_top_p, sequence, 1.0)
     min_p = load_real(min_p_ptr, stride_min_p, sequence, 0.0)
-    wanted = runs & (row <= length)
+    wanted = runs & (row < num_rows)
     if draft_logits_ptr is not None:
         draft_row = row_at(
             rows_of(
@@ -119,7 +119,7 @@ def row_to_filter(
         min_p = tl.where(is_target, min_p, load_real(draft_min_p_ptr, stride_draft_min_p, sequence, 0.0))
         temperature = tl.where(is_target, temperature, draft_temperature)
         drafted = (row > gamma) & (index < length) & flag(draft_temperature > 0.0)
-        wanted = runs & ((row <= length) | drafted)
+        wanted = runs & ((row < num_rows) | drafted)
         if SAME_ROWS:  # noqa: SIM102 (decided while compiling)
             # Neither has a bias or a mask here.
             if row > gamma:

@@ -114,7 +114,7 @@ def residual_mass(
     HAS_DRAFT: tl.constexpr = draft_logits_ptr is not None
     buffers = (shard_max_ptr, shard_sum_ptr, shard_argmax_ptr, row_threshold_ptr, row_sum_ptr, records_ptr)
     sizes = (gamma, num_shards, rows_per_sequence)
-    status, length, target_offset, draft_offset, front, start, temperature, draft_temperature = load_sequence(
+    status, length, num_rows, target_offset, draft_offset, front, start, temperature, draft_temperature = load_sequence(
         integers_ptr, temperatures_ptr, sequence
     )
     if ((status & contract.INVALID_ARGUMENT) != 0) | (temperature == 0.0):
@@ -134,6 +134,10 @@ def residual_mass(
         buffers, sizes, draft_rows, columns, sequence, length, temperature, draft_temperature,
         HAS_DRAFT, HAS_RECEIPT, False, TARGET_IS_PROBS, DRAFT_IS_PROBS, BLOCK_SHARDS, FEW_POSITIONS,
     )  # fmt: skip
+    if row_threshold_ptr is not None:  # noqa: SIM102 (decided while compiling)
+        # Without a bonus row there is nothing to draw from, nor a threshold.
+        if index >= num_rows:
+            return
     row = sequence * rows_per_sequence + index
     _, masses, row_max = load_shards(buffers, row, None, num_shards, temperature, TARGET_IS_PROBS, BLOCK_SHARDS)
     weight_sum = tl.sum(masses, axis=0)

@@ -109,7 +109,7 @@ def run_round(inputs: Inputs, outputs: Outputs) -> None:
     reduced = filtered or (draft is not None and gamma > 0)
     rows = gamma + 1 + (gamma if streams_draft else 0)
     buffers = _allocate(inputs, rows, shards, filtered, reduced)
-    streams = (target, _row_strides(target, inputs.flat)[1], draft, _row_strides(draft, inputs.flat)[1])
+    streams = (target, _row_strides(target, inputs.flat)[1], draft, _draft_strides(inputs)[1])
     sizes = (gamma, vocab, shards, rows)
     constants = _constants(inputs, filtered)
     adjustments = _adjustments(inputs)
@@ -122,7 +122,8 @@ def run_round(inputs: Inputs, outputs: Outputs) -> None:
         _launch(
             row_statistics, (inputs.batch * rows, -(-shards // turns)), constants,
             *statistics, buffers.candidate_counts, *sequences, buffers.records, *_arguments(inputs), *adjustments,
-            gamma, inputs.draft_token_ids.numel(), vocab, shards, rows, 0 if draft is None else draft.shape[0], turns,
+            gamma, inputs.draft_token_ids.numel(), vocab, shards, rows, 0 if draft is None else draft.shape[0],
+            _bonus_rows(inputs), turns,
         )  # fmt: skip
         if filtered:
             candidates = torch.empty(
@@ -210,7 +211,7 @@ def _arguments(inputs: Inputs) -> tuple[Any, ...]:
     return (
         inputs.draft_token_ids, *_row_strides(inputs.draft_token_ids, inputs.flat),
         inputs.target, *_row_strides(inputs.target, inputs.flat),
-        inputs.draft, *_row_strides(inputs.draft, inputs.flat),
+        inputs.draft, *_draft_strides(inputs),
         inputs.receipt, *_row_strides(inputs.receipt, inputs.flat), _stride(inputs.receipt, -1),
         inputs.lengths, _stride(inputs.lengths, 0),
         inputs.draft_index, _stride(inputs.draft_index, 0),
@@ -243,6 +244,16 @@ def _row_strides(tensor: torch.Tensor | None, flat: bool) -> tuple[int, int]:
     if tensor is None:
         return 0, 0
     return (0, _stride(tensor, 0)) if flat else (_stride(tensor, 0), _stride(tensor, 1))
+
+
+def _draft_strides(inputs: Inputs) -> tuple[int, int]:
+    """Return the strides of the draft rows; with an index they lie in slots, whatever the form."""
+    return _row_strides(inputs.draft, inputs.flat and inputs.draft_index is None)
+
+
+def _bonus_rows(inputs: Inputs) -> int:
+    """Return the target rows behind the drafts of a sequence; a flat target may have one row a draft token."""
+    return 0 if inputs.flat and inputs.target.shape[0] == inputs.draft_token_ids.shape[0] else 1
 
 
 def _spread(*parameters: torch.Tensor | None) -> tuple[Any, ...]:

@@ -111,13 +111,14 @@ def write_row(
 
 @triton.jit
 def write_sequence(
-    integers_ptr, temperatures_ptr, sequence, status, length, target_offset, draft_offset, front, start,
+    integers_ptr, temperatures_ptr, sequence, status, length, num_rows, target_offset, draft_offset, front, start,
     temperature, draft_temperature, greedy, draft_greedy,
 ):  # fmt: skip
     """Write what the later kernels need of a sequence; a greedy temperature becomes 0."""
     record_ptr = integers_ptr + sequence * contract.SEQUENCE_FIELDS
     tl.store(record_ptr + contract.STATUS_FIELD, status.to(tl.int64))
     tl.store(record_ptr + contract.LENGTH_FIELD, length)
+    tl.store(record_ptr + contract.NUM_ROWS_FIELD, num_rows)
     tl.store(record_ptr + contract.TARGET_OFFSET_FIELD, target_offset)
     tl.store(record_ptr + contract.DRAFT_OFFSET_FIELD, draft_offset)
     tl.store(record_ptr + contract.FRONT_FIELD, front)
@@ -184,7 +185,7 @@ def row_statistics(
     temperatures_ptr,  # (batch, 2)
     records_ptr,  # (batch, gamma + 1, POSITION_FIELDS)
     token_ids_ptr, stride_token_sequence, stride_token_row,  # (batch, gamma) or (total,)
-    target_logits_ptr, stride_target_sequence, stride_target_row,  # (batch, gamma + 1, vocab) or (total + batch, vocab)
+    target_logits_ptr, stride_target_sequence, stride_target_row,  # (batch, gamma + 1, vocab) or (rows, vocab)
     draft_logits_ptr, stride_draft_sequence, stride_draft_row,  # (slots, gamma, vocab) or (total, vocab)
     receipt_ptr, stride_receipt_sequence, stride_receipt_row, stride_receipt_field,  # (batch, gamma, 4) or (total, 4)
     lengths_ptr, stride_lengths,  # (batch,) lengths or (batch + 1,) prefix sums
@@ -197,7 +198,7 @@ def row_statistics(
     allowed_ptr, stride_allowed_sequence, stride_allowed_row,  # (batch, rows, words)
     draft_bias_offsets_ptr, draft_bias_ids_ptr, draft_bias_values_ptr,
     draft_allowed_ptr, stride_draft_allowed_sequence, stride_draft_allowed_row, draft_vocab,
-    gamma, total, vocab, num_shards, rows_per_sequence, draft_slots, shards_per_program,
+    gamma, total, vocab, num_shards, rows_per_sequence, draft_slots, bonus_rows, shards_per_program,
     FLAT: tl.constexpr, ALIGNED: tl.constexpr, TARGET_IS_PROBS: tl.constexpr, DRAFT_IS_PROBS: tl.constexpr,
     SAME_ROWS: tl.constexpr, EXCLUDES: tl.constexpr, PURPOSE: tl.constexpr,
     SHARD: tl.constexpr, BLOCK_POSITIONS: tl.constexpr,
@@ -215,9 +216,12 @@ def row_statistics(
     draft_top_p = load_real(draft_top_p_ptr, stride_draft_top_p, sequence, 1.0)
     draft_greedy = is_greedy(draft_temperature, draft_top_p)
     slot, slot_status = draft_slot(draft_index_ptr, stride_draft_index, sequence, draft_slots)
-    front = start + sequence if FLAT else start
+    num_rows = length + bonus_rows
+    front = start + sequence * bonus_rows if FLAT else start
     target_offset = sequence * stride_target_sequence + front * stride_target_row
-    draft_offset = slot * stride_draft_sequence + start * stride_draft_row
+    draft_offset = slot * stride_draft_sequence
+    if draft_index_ptr is None:
+        draft_offset += start * stride_draft_row
     index = tl.where(row <= gamma, row, row - gamma - 1)
     target_rows = rows_of(
         target_logits_ptr, target_offset, stride_target_row, vocab, sequence, front,
@@ -237,13 +241,13 @@ def row_statistics(
             status |= slot_status | parameter_status(draft_temperature, draft_top_p, draft_min_p)
         if uniforms_ptr is not None:
             status |= uniforms_status(
-                uniforms_ptr, uniforms_offset, length, stride_uniforms_row, stride_uniforms_kind, BLOCK_POSITIONS
+                uniforms_ptr, uniforms_offset, num_rows, stride_uniforms_row, stride_uniforms_kind, BLOCK_POSITIONS
             )
         write_sequence(
-            integers_ptr, temperatures_ptr, sequence, status, length, target_offset, draft_offset, front, start,
-            temperature, draft_temperature, greedy, draft_greedy,
+            integers_ptr, temperatures_ptr, sequence, status, length, num_rows, target_offset, draft_offset, front,
+            start, temperature, draft_temperature, greedy, draft_greedy,
         )  # fmt: skip
-    if (first_shard == 0) & (row <= length):
+    if (first_shard == 0) & (row < num_rows):
         record_ptr = records_ptr + (sequence * (gamma + 1) + row) * contract.POSITION_FIELDS
         write_draws(
             record_ptr, seed_ptr, stride_seed, position_ptr, stride_position,
@@ -262,7 +266,7 @@ def row_statistics(
             tl.store(candidate_counts_ptr + sequence * rows_per_sequence + row, 0)
     entry = (sequence * rows_per_sequence + row) * num_shards
     end_shard = tl.minimum(first_shard + shards_per_program, num_shards)
-    reads = row <= length
+    reads = row < num_rows
     # A receipt stands for the statistics of the draft row.
     STREAMS_DRAFT: tl.constexpr = draft_logits_ptr is not None and receipt_ptr is None
     target_row = row_at(target_rows, index)

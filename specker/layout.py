@@ -23,6 +23,8 @@ class Layout(NamedTuple):
     draft_mask_rows: tuple[torch.Tensor, ...]
     drafted: torch.Tensor
     length: torch.Tensor
+    num_rows: torch.Tensor
+    """Target rows of each sequence: its length, and the bonus row where there is one."""
     status: torch.Tensor
 
 
@@ -52,8 +54,11 @@ def make_layout(
     status = torch.where(good, 0, int(Status.INVALID_NUM_DRAFT_TOKENS)).to(torch.int32)
     length, start = torch.where(good, length, 0), torch.where(good, start, 0)
     sequence = torch.arange(batch, device=device).unsqueeze(-1)
-    # A position past the length reads the sequence's own first rows again: its values decide nothing.
-    inside = torch.where(positions <= length.unsqueeze(-1), positions, 0)
+    # A flat target may have one row a draft token and no bonus rows.
+    has_bonus_rows = cu_num_draft_tokens is None or target.shape[0] != draft_token_ids.shape[0]
+    num_rows = length + int(has_bonus_rows)
+    # A position past the rows reads the sequence's own first rows again: its values decide nothing.
+    inside = torch.where(positions < num_rows.unsqueeze(-1), positions, 0)
     drafted = positions[:-1] < length.unsqueeze(-1)
     inside_draft = torch.where(drafted, positions[:-1], 0)
     slot = sequence
@@ -69,11 +74,17 @@ def make_layout(
         masks = ((sequence, inside), (sequence, inside_draft))
     else:
         flat_draft = (start.unsqueeze(-1) + inside_draft).clamp(max=max(draft_token_ids.shape[0] - 1, 0))
-        flat_target = start.unsqueeze(-1) + sequence + inside
+        flat_target = start.unsqueeze(-1) + (num_rows - length).unsqueeze(-1) * sequence + inside
+        # A sequence without rows of its own may stand behind the last one.
+        flat_target = flat_target.clamp(max=max(target.shape[0] - 1, 0))
         tokens = draft_token_ids.long()[flat_draft] if draft_token_ids.shape[0] else torch.zeros_like(flat_draft)
-        rows = ((flat_target,), (flat_draft,), (flat_target,), (flat_draft,))
+        by_slot = draft is not None and draft.dim() == 3
+        draft_rows = (slot, inside_draft) if by_slot else (flat_draft,)
+        rows = ((flat_target,), draft_rows, (flat_target,), (flat_draft,))
         masks = ((sequence, flat_target), (sequence, flat_draft))
-    return Layout(batch, tokens, rows[0], rows[1], rows[2], rows[3], masks[0], masks[1], drafted, length, status)
+    return Layout(
+        batch, tokens, rows[0], rows[1], rows[2], rows[3], masks[0], masks[1], drafted, length, num_rows, status
+    )
 
 
 def decision_uniforms(
@@ -89,6 +100,6 @@ def decision_uniforms(
         valid = torch.ones(layout.batch, dtype=torch.bool, device=layout.length.device)
         return pair[0].expand(layout.batch, width), pair[1].expand(layout.batch, width), valid
     injected = uniforms[layout.uniform_rows]
-    used = (offsets <= layout.length.unsqueeze(-1)).unsqueeze(-1)
+    used = (offsets < layout.num_rows.unsqueeze(-1)).unsqueeze(-1)
     valid = (((injected >= 0) & (injected < 1)) | ~used).flatten(1).all(dim=-1)
     return injected[..., 0], injected[..., 1], valid

@@ -96,6 +96,11 @@ def verify(
         draft_index,
         max_num_draft_tokens,
     )
+    if layout.batch and target.shape[0] == 0:
+        # Where no sequence has a row, one that decides nothing is read all the same.
+        target = torch.nn.functional.pad(target, (0, 0, 0, 1))
+        uniforms = None if uniforms is None else torch.nn.functional.pad(uniforms, (0, 0, 0, 1))
+        allowed_tokens = None if allowed_tokens is None else torch.nn.functional.pad(allowed_tokens, (0, 0, 0, 1))
     accept_uniforms, emission_uniforms, uniforms_valid = decision_uniforms(layout, seed, position, uniforms)
     status = layout.status | _parameter_status(layout.batch, target.device, temperature, top_p, min_p)
     status = torch.where(uniforms_valid, status, status | Status.INVALID_UNIFORMS)
@@ -172,9 +177,10 @@ def _emit(
 ) -> _Emitted:
     sequence = torch.arange(layout.batch, device=num_accepted.device)
     target_row = target.probs[sequence, num_accepted]
-    valid = target.valid[sequence, num_accepted]
+    has_row = num_accepted < layout.num_rows
+    valid = target.valid[sequence, num_accepted] & has_row
     rejected = num_accepted < layout.length
-    bits = torch.where(valid, 0, int(Status.TARGET_INVALID)).to(torch.int32)
+    bits = torch.where(valid | ~has_row, 0, int(Status.TARGET_INVALID)).to(torch.int32)
     mass = target_row
     if layout.drafted.shape[-1] > 0:
         position = num_accepted.clamp(max=layout.drafted.shape[-1] - 1)

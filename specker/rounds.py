@@ -78,7 +78,7 @@ def run_round(
 ) -> VerifyResult:
     """Check the arguments of either form once and call the operator."""
     device, vocab = target.device, target.shape[-1]
-    shape = _shape(target, cu_num_draft_tokens, max_num_draft_tokens, names[0])
+    shape = _shape(draft_token_ids, target, cu_num_draft_tokens, max_num_draft_tokens, names[0])
     checks.check_index("draft_token_ids", draft_token_ids, shape.drafted, device)
     if num_draft_tokens is not None:
         checks.check_index("num_draft_tokens", num_draft_tokens, (shape.batch,), device)
@@ -94,7 +94,7 @@ def run_round(
         )
     else:
         reduced = adjustments.draft_to_target_ids is not None
-        draft_vocab = _check_draft(draft, shape.drafted, None if reduced else vocab, draft_index, device, names[1])
+        draft_vocab = _check_draft(draft, shape, None if reduced else vocab, draft_index, device, names[1])
     parameters = checks.check_parameters(sampling, shape.batch, vocab, device)
     draft_parameters = parameters
     if draft_sampling is not None:
@@ -148,7 +148,11 @@ class _Shape(NamedTuple):
 
 
 def _shape(
-    target: torch.Tensor, cu_num_draft_tokens: torch.Tensor | None, max_num_draft_tokens: int | None, name: str
+    draft_token_ids: torch.Tensor,
+    target: torch.Tensor,
+    cu_num_draft_tokens: torch.Tensor | None,
+    max_num_draft_tokens: int | None,
+    name: str,
 ) -> _Shape:
     if cu_num_draft_tokens is None:
         batch, rows = target.shape[0], target.shape[1]
@@ -157,12 +161,15 @@ def _shape(
         return _Shape(batch, rows - 1, (batch, rows - 1), (batch, rows))
     checks.check_index("cu_num_draft_tokens", cu_num_draft_tokens, (None,), target.device)
     batch, rows = cu_num_draft_tokens.shape[0] - 1, target.shape[0]
+    gamma = max_num_draft_tokens or 0
+    if batch >= 0 and isinstance(draft_token_ids, torch.Tensor) and draft_token_ids.shape == (rows,):
+        return _Shape(batch, gamma, (rows,), (rows,))
     if batch < 0 or rows < batch:
         raise ValueError(
             f"cu_num_draft_tokens: expected batch + 1 prefix sums for {rows} target rows, "
             f"got shape {tuple(cu_num_draft_tokens.shape)}"
         )
-    return _Shape(batch, max_num_draft_tokens or 0, (rows - batch,), (rows,))
+    return _Shape(batch, gamma, (rows - batch,), (rows,))
 
 
 def _operands(
@@ -227,21 +234,21 @@ def _check_no_draft(draft_name: str, *given: tuple[str, object]) -> None:
 
 def _check_draft(
     draft: torch.Tensor,
-    leading: tuple[int, ...],
+    round_shape: _Shape,
     vocab: int | None,
     draft_index: torch.Tensor | None,
     device: torch.device,
     name: str,
 ) -> int:
     """Return the columns of the draft rows; `vocab` None admits any number of them."""
-    shape: tuple[int | None, ...] = (*leading, vocab)
+    shape: tuple[int | None, ...] = (*round_shape.drafted, vocab)
     if draft_index is not None:
-        checks.check_index("draft_index", draft_index, (leading[0],), device)
-        if leading[0] and isinstance(draft, torch.Tensor) and draft.shape[:1] == (0,):
+        checks.check_index("draft_index", draft_index, (round_shape.batch,), device)
+        if round_shape.batch and isinstance(draft, torch.Tensor) and draft.shape[:1] == (0,):
             raise ValueError(
                 f"draft_index: expected a leading row of the draft tensor, got {name} of shape {tuple(draft.shape)}"
             )
-        shape = (None, *shape[1:])
+        shape = (None, round_shape.gamma, vocab)
     return checks.check_rows(name, draft, shape, device).shape[-1]
 
 

@@ -174,6 +174,7 @@ def verify_flat(
     draft_sampling: Sampling | None = None,
     draft_receipt: DraftReceipt | None = None,
     draft_probs: torch.Tensor | None = None,
+    draft_index: torch.Tensor | None = None,
     logit_bias: LogitBias | None = None,
     allowed_tokens: torch.Tensor | None = None,
     draft_logit_bias: LogitBias | None = None,
@@ -191,14 +192,17 @@ def verify_flat(
 
     Args:
         draft_token_ids: `(total,)`, the draft tokens of all sequences.
-        target_logits: `(total + batch, vocab)`, each sequence's bonus row right behind its other rows.
-        draft_logits, draft_probs: `(total, vocab)`.
+        target_logits: `(total + batch, vocab)`, each sequence's bonus row right behind its other rows; or
+            `(total, vocab)` without bonus rows, for engines that draw bonus tokens elsewhere: a sequence that keeps all
+            its draft tokens then emits nothing more.
+        draft_logits, draft_probs: `(total, vocab)`; with draft_index `(slots, max_num_draft_tokens, vocab)`.
+        draft_index: `(batch,)` integers: which slot of the draft tensor holds the rows of each sequence.
         draft_receipt: one of `(total, 4)` values.
         cu_num_draft_tokens: `(batch + 1,)` int32 or int64 prefix sums of the lengths, starting with 0; rows behind the
             last one are padding.
         max_num_draft_tokens: the longest length allowed; fixes the width of the result.
-        uniforms: `(total + batch, 2)`.
-        allowed_tokens: `(batch, words)`, or `(total + batch, words)` for each row.
+        uniforms: `(total + batch, 2)`, one pair a target row.
+        allowed_tokens: `(batch, words)`, or `(total + batch, words)` for each target row.
         draft_allowed_tokens: `(total, words)`.
 
     Raises:
@@ -223,7 +227,7 @@ def verify_flat(
         raise ValueError(f"max_num_draft_tokens: expected an int >= 0, got {max_num_draft_tokens!r}")
     return run_round(
         draft_token_ids, target, draft, cu_num_draft_tokens, max_num_draft_tokens, None,
-        Sampling(temperature, top_k, top_p, min_p), draft_sampling, draft_receipt, None,
+        Sampling(temperature, top_k, top_p, min_p), draft_sampling, draft_receipt, draft_index,
         Adjustments(logit_bias, allowed_tokens, draft_logit_bias, draft_allowed_tokens, draft_to_target_ids),
         seed, position, uniforms, return_logprobs, return_accept_probs, names, False, draft_probs is not None,
     )  # fmt: skip

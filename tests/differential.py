@@ -36,8 +36,7 @@ def injected(call: dict[str, Any], accept_shift: float, emission_shift: float) -
         pair = random.uniforms(call["seed"].unsqueeze(-1), positions, random.VERIFY_PURPOSE)
         uniforms = torch.stack(pair, dim=-1)
         if call["cu_num_draft_tokens"] is not None:
-            lengths = call["cu_num_draft_tokens"].long().diff()
-            uniforms = uniforms[torch.arange(gamma + 1) <= lengths.unsqueeze(-1)]
+            uniforms = uniforms[torch.arange(gamma + 1) < layout_of(call).num_rows.unsqueeze(-1)]
         elif uniforms.shape[0] != batch:
             uniforms = uniforms.expand(batch, -1, -1)
     shifted = uniforms + torch.tensor([accept_shift, emission_shift], dtype=torch.float64)

@@ -52,7 +52,8 @@ class CallMaker:
         flat = self.chance(0.3)
         total = int(lengths.sum())
         leading = (total,) if flat else (batch, gamma)
-        target_leading = (total + batch,) if flat else (batch, gamma + 1)
+        has_bonus_rows = not flat or self.chance(0.7)
+        target_leading = (total + batch if has_bonus_rows else total,) if flat else (batch, gamma + 1)
         target = self.rows(target_leading, vocab, target_is_probs)
         draft = self.draft(target, leading, flat, target_is_probs, draft_is_probs)
         parameters = self.parameters(batch)
@@ -71,6 +72,8 @@ class CallMaker:
         if flat:
             bounds = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
             arguments["cu_num_draft_tokens"] = bounds.to(self.pick((torch.int32, torch.int64)))
+            if draft is not None and self.chance(0.3):
+                self.move_to_slots(arguments, lengths, gamma)
         else:
             self.complete_padded(arguments, batch, gamma, lengths)
         if (
@@ -107,6 +110,17 @@ class CallMaker:
             either = (masks[0] | masks[1]).to(torch.int32)
             values[f"{prefix}allowed_tokens"] = either.expand(batch, rows, words)
         return values
+
+    def move_to_slots(self, arguments: dict[str, Any], lengths: torch.Tensor, gamma: int) -> None:
+        """Put the draft rows of a flat round into slots, in a random order; what is no draft row holds NaN."""
+        draft, batch = arguments["draft"], len(lengths)
+        slots = torch.randperm(batch + 2, generator=self.generator)[:batch]
+        by_slot = torch.full((batch + 2, gamma, draft.shape[-1]), math.nan, dtype=draft.dtype)
+        for slot, rows in zip(slots.tolist(), draft.split(lengths.tolist()), strict=True):
+            by_slot[slot, : len(rows)] = rows
+        if batch and self.chance(0.2):
+            slots[0] = self.pick((-1, batch + 2))
+        arguments["draft"], arguments["draft_index"] = by_slot, slots.to(self.pick((torch.int32, torch.int64)))
 
     def reduce_draft(self, arguments: dict[str, Any], batch: int, leading: tuple[int, ...], vocab: int) -> None:
         """Give the draft a vocabulary of its own, mapped to random target ids."""

@@ -36,7 +36,9 @@ class CallMaker {
     for (const int64_t length : lengths) total += length;
     call.total_draft_tokens = flat ? total : 0;
     const Shape drafted = flat ? Shape{1, total, true} : Shape{call.batch, call.gamma, false};
-    const Shape scored = flat ? Shape{1, total + call.batch, true} : Shape{call.batch, call.gamma + 1, false};
+    call.has_bonus_rows = !flat || random_.chance(0.7);
+    const int64_t flat_rows = total + (call.has_bonus_rows ? call.batch : 0);
+    const Shape scored = flat ? Shape{1, flat_rows, true} : Shape{call.batch, call.gamma + 1, false};
     add_lengths(&call, lengths, flat);
     call.target = rows(scored, call.vocab, random_.chance(0.25));
     call.sampling = parameters(call.batch);
@@ -224,10 +226,11 @@ class CallMaker {
     call->has_draft = true;
     const bool is_probs = random_.chance(0.25);
     if (random_.chance(0.2)) add_columns(call);
-    call->draft = rows(shape, call->draft_vocab, is_probs);
-    call->draft_slots = shape.flat ? shape.rows : shape.sequences;
+    const bool has_index = random_.chance(0.2);
+    call->draft = rows(has_index ? Shape{call->batch, call->gamma, false} : shape, call->draft_vocab, is_probs);
+    call->draft_slots = has_index || !shape.flat ? call->batch : shape.rows;
     call->draft_adjustments = adjustments(call->batch, shape, call->draft_vocab);
-    if (!shape.flat && random_.chance(0.2)) {
+    if (has_index) {
       std::vector<int64_t> slots(static_cast<size_t>(call->batch));
       for (int64_t& slot : slots) {
         slot = random_.below(call->batch);
