@@ -20,11 +20,11 @@ _CPU = torch.device("cpu")
 def check_tensor(
     name: str,
     value: object,
-    shape: Sequence[int | None],
+    shape: Sequence[int | str | None],
     dtypes: Sequence[torch.dtype],
     device: torch.device | None,
 ) -> torch.Tensor:
-    """Return the tensor if its rank, shape, dtype and device are right; None in `shape` admits any size."""
+    """Return the tensor if its rank, shape, dtype and device are right; a name or None in `shape` admits any size."""
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(value).__name__}")
     if value.dtype not in dtypes:
@@ -40,17 +40,19 @@ def check_tensor(
     return value
 
 
-def _admits(shape: Sequence[int | None], actual: Sequence[int]) -> bool:
+def _admits(shape: Sequence[int | str | None], actual: Sequence[int]) -> bool:
     if len(actual) != len(shape):
         return False
     # A loop, since a generator costs as much as the rest of a call's checks.
-    for want, got in zip(shape, actual, strict=True):  # noqa: SIM110
-        if want is not None and want != got:
+    for want, got in zip(shape, actual, strict=True):
+        if want is not None and want != got and not isinstance(want, str):
             return False
     return True
 
 
-def check_rows(name: str, value: object, shape: Sequence[int | None], device: torch.device | None) -> torch.Tensor:
+def check_rows(
+    name: str, value: object, shape: Sequence[int | str | None], device: torch.device | None
+) -> torch.Tensor:
     """Return a tensor of logits or probabilities whose last axis is contiguous and not empty."""
     rows = check_tensor(name, value, shape, LOGIT_DTYPES, device)
     if rows.shape[-1] == 0:
@@ -60,7 +62,7 @@ def check_rows(name: str, value: object, shape: Sequence[int | None], device: to
     return rows
 
 
-def check_index(name: str, value: object, shape: Sequence[int | None], device: torch.device) -> torch.Tensor:
+def check_index(name: str, value: object, shape: Sequence[int | str | None], device: torch.device) -> torch.Tensor:
     """Return a tensor of int32 or int64 indices."""
     return check_tensor(name, value, shape, _INDEX_DTYPES, device)
 
@@ -115,8 +117,10 @@ def host_readable(device: torch.device) -> bool:
     return (device == _CPU or device.type == "cpu") and not torch.compiler.is_compiling()
 
 
-def has_tensor(sampling: Sampling) -> bool:
+def has_tensor(sampling: Sampling | None) -> bool:
     """Return whether a parameter is a tensor, whose values only the operator reads."""
+    if sampling is None:
+        return False
     temperature, top_k, top_p, min_p = sampling
     return (
         isinstance(temperature, torch.Tensor)
@@ -146,7 +150,7 @@ def _real(name: str, value: object, lower: float, upper: float, batch: int, devi
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not (lower <= number <= upper and math.isfinite(number)):
+    if not (lower <= number <= upper and number < math.inf):
         bound = "finite and >= 0" if upper == math.inf else f"in [{lower:g}, {upper:g}]"
         raise ValueError(f"{name}: expected a value {bound}, got {value}")
     return scalar_tensor(number, torch.float64, device)
@@ -191,11 +195,11 @@ def seed_tensor(seed: int | torch.Tensor | None, batch: int, device: torch.devic
         return check_tensor("seed", seed, (batch,), (torch.int64,), device)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed: expected an int, a (batch,) int64 tensor or None, got {type(seed).__name__}")
-    wrapped = (seed + (1 << 63)) % (1 << 64) - (1 << 63)
-    if wrapped + batch < 1 << 63:
-        return torch.arange(wrapped, wrapped + batch, device=device)
+    # The usual seed first: a compiler that traces it as a symbol cannot take it modulo 2**64.
+    if -(1 << 63) <= seed <= (1 << 63) - 1 - batch:
+        return torch.arange(seed, seed + batch, device=device)
     # The sum wraps around.
-    return torch.arange(batch, dtype=torch.int64, device=device) + wrapped
+    return torch.arange(batch, dtype=torch.int64, device=device) + ((seed + (1 << 63)) % (1 << 64) - (1 << 63))
 
 
 def position_tensor(position: int | torch.Tensor | None, batch: int, device: torch.device) -> torch.Tensor:

@@ -233,5 +233,5 @@ def _check_conditions(conditions: Conditions, vocab: int) -> None:
     if conditions.draft_sampling is not None:
         checks.check_parameters(conditions.draft_sampling, batch, vocab, device, "draft ")
     if conditions.allowed_tokens is not None:
-        checks.check_tensor("allowed_tokens", conditions.allowed_tokens, (batch, None), (torch.int32,), device)
+        checks.check_tensor("allowed_tokens", conditions.allowed_tokens, (batch, "words"), (torch.int32,), device)
         allowed_operand("allowed_tokens", conditions.allowed_tokens, batch, 1, vocab, flat=False, device=device)

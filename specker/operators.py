@@ -105,13 +105,16 @@ for _library in _LIBRARIES.values():
         _library.define(_schema)
 _EXTENSION = _load_extension()
 for _name in _SCHEMAS:
-    _LIBRARIES["reference"].impl(_name, getattr(reference, _name), "CompositeExplicitAutograd")
+    # Tokens have no derivative: autograd passes by, in eager PyTorch too, whose operations it would record.
+    _eager = torch.no_grad()(getattr(reference, _name))
+    _LIBRARIES["reference"].impl(_name, _eager, "CompositeExplicitAutograd")
     _LIBRARIES["triton"].impl(_name, _triton(_name), "CompositeExplicitAutograd")
     # One key for NVIDIA and AMD: ROCm builds of torch answer to CUDA.
     _LIBRARIES["default"].impl(_name, _triton(_name), "CUDA")
     if not _EXTENSION:
-        _LIBRARIES["default"].impl(_name, getattr(reference, _name), "CPU")
-    for _namespace in _NAMESPACES.values():
+        _LIBRARIES["default"].impl(_name, _eager, "CPU")
+    for _backend, _namespace in _NAMESPACES.items():
+        _LIBRARIES[_backend].impl(_name, torch.library.fallthrough_kernel, "Autograd")
         torch.library.register_fake(f"{_namespace}::{_name}", _FAKES[_name])
 
 

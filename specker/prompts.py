@@ -21,7 +21,7 @@ def prompt_tokens(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) 
         >>> prompt_tokens(torch.tensor([[0, 0, 7], [4, 5, 6]]), torch.tensor([[0, 0, 1], [1, 1, 1]]))
         [[7], [4, 5, 6]]
     """
-    checks.check_tensor("input_ids", input_ids, (None, None), (torch.int64,), None)
+    checks.check_tensor("input_ids", input_ids, ("batch", "length"), (torch.int64,), None)
     batch, length = input_ids.shape
     if batch == 0:
         raise ValueError("input_ids: expected at least one sequence, got none")

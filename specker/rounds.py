@@ -79,7 +79,6 @@ def run_round(
     """Check the arguments of either form once and call the operator."""
     device, vocab = target.device, target.shape[-1]
     shape = _shape(draft_token_ids, target, cu_num_draft_tokens, max_num_draft_tokens, names[0])
-    checks.check_index("draft_token_ids", draft_token_ids, shape.drafted, device)
     if num_draft_tokens is not None:
         checks.check_index("num_draft_tokens", num_draft_tokens, (shape.batch,), device)
     draft_vocab = vocab
@@ -116,15 +115,9 @@ def run_round(
         *draft_parameters, *adjustment, *draft_adjustment, *columns, seeds, positions, uniforms, shape.gamma,
         target_is_probs, draft_is_probs, return_logprobs, return_accept_probs,
     )  # fmt: skip
-    judged = (
-        num_draft_tokens is not None
-        or cu_num_draft_tokens is not None
-        or draft_index is not None
-        or uniforms is not None
-        or checks.has_tensor(sampling)
-        or (draft_sampling is not None and checks.has_tensor(draft_sampling))
-    )
-    if judged and checks.host_readable(device):
+    judged = num_draft_tokens is not None or cu_num_draft_tokens is not None or draft_index is not None
+    judged = judged or uniforms is not None or checks.has_tensor(sampling)
+    if (judged or checks.has_tensor(draft_sampling)) and checks.host_readable(device):
         raise_for_bits(status, INVALID_ARGUMENT)
     return VerifyResult(
         token_ids,
@@ -158,8 +151,25 @@ def _shape(
         batch, rows = target.shape[0], target.shape[1]
         if rows == 0:
             raise ValueError(f"{name}: expected gamma + 1 >= 1 rows a sequence, got shape {tuple(target.shape)}")
-        return _Shape(batch, rows - 1, (batch, rows - 1), (batch, rows))
-    checks.check_index("cu_num_draft_tokens", cu_num_draft_tokens, (None,), target.device)
+        if isinstance(draft_token_ids, torch.Tensor) and draft_token_ids.shape == (batch, rows):
+            raise ValueError(
+                f"{name}: expected gamma + 1 = {rows + 1} rows a sequence, the last behind all {rows} draft tokens, "
+                f"got shape {tuple(target.shape)}"
+            )
+        shape = _Shape(batch, rows - 1, (batch, rows - 1), (batch, rows))
+    else:
+        shape = _flat_shape(draft_token_ids, target, cu_num_draft_tokens, max_num_draft_tokens)
+    checks.check_index("draft_token_ids", draft_token_ids, shape.drafted, target.device)
+    return shape
+
+
+def _flat_shape(
+    draft_token_ids: torch.Tensor,
+    target: torch.Tensor,
+    cu_num_draft_tokens: torch.Tensor,
+    max_num_draft_tokens: int | None,
+) -> _Shape:
+    checks.check_index("cu_num_draft_tokens", cu_num_draft_tokens, ("batch + 1",), target.device)
     batch, rows = cu_num_draft_tokens.shape[0] - 1, target.shape[0]
     gamma = max_num_draft_tokens or 0
     if batch >= 0 and isinstance(draft_token_ids, torch.Tensor) and draft_token_ids.shape == (rows,):
@@ -241,14 +251,14 @@ def _check_draft(
     name: str,
 ) -> int:
     """Return the columns of the draft rows; `vocab` None admits any number of them."""
-    shape: tuple[int | None, ...] = (*round_shape.drafted, vocab)
+    shape: tuple[int | str, ...] = (*round_shape.drafted, "draft_vocab" if vocab is None else vocab)
     if draft_index is not None:
         checks.check_index("draft_index", draft_index, (round_shape.batch,), device)
         if round_shape.batch and isinstance(draft, torch.Tensor) and draft.shape[:1] == (0,):
             raise ValueError(
                 f"draft_index: expected a leading row of the draft tensor, got {name} of shape {tuple(draft.shape)}"
             )
-        shape = (None, round_shape.gamma, vocab)
+        shape = ("rows", round_shape.gamma, shape[-1])
     return checks.check_rows(name, draft, shape, device).shape[-1]
 
 

@@ -185,7 +185,7 @@ def sample(
         >>> sample(torch.tensor([[0.0, 9.0]]), temperature=0.0).token_ids
         tensor([1])
     """
-    rows = checks.check_rows("logits", logits, (None, None), None)
+    rows = checks.check_rows("logits", logits, ("batch", "vocab"), None)
     batch, vocab = rows.shape
     sampling = Sampling(temperature, top_k, top_p, min_p)
     parameters = checks.check_parameters(sampling, batch, vocab, rows.device)

@@ -96,7 +96,7 @@ def verify(
         >>> verify(torch.tensor([[0]]), logits, temperature=0.0).token_ids
         tensor([[0, 1]])
     """
-    target = checks.check_rows("target_logits", target_logits, (None, None, None), None)
+    target = checks.check_rows("target_logits", target_logits, ("batch", "gamma + 1", "vocab"), None)
     draft, draft_sampling, names = _draft_rows(
         draft_logits, draft_probs, draft_sampling, draft_receipt, draft_logit_bias, draft_allowed_tokens
     )
@@ -151,7 +151,7 @@ def verify_from_probs(
         >>> verify_from_probs(torch.tensor([[1]]), probs).token_ids
         tensor([[1, 0]])
     """
-    target = checks.check_rows("target_probs", target_probs, (None, None, None), None)
+    target = checks.check_rows("target_probs", target_probs, ("batch", "gamma + 1", "vocab"), None)
     return run_round(
         draft_token_ids, target, draft_probs, None, None, num_draft_tokens,
         Sampling(temperature, top_k, top_p, min_p), draft_sampling, None, draft_index,
@@ -219,7 +219,7 @@ def verify_flat(
         tensor([[ 0,  1],
                 [ 1, -1]])
     """
-    target = checks.check_rows("target_logits", target_logits, (None, None), None)
+    target = checks.check_rows("target_logits", target_logits, ("rows", "vocab"), None)
     draft, draft_sampling, names = _draft_rows(
         draft_logits, draft_probs, draft_sampling, draft_receipt, draft_logit_bias, draft_allowed_tokens
     )

@@ -67,8 +67,8 @@ WRONG_DTYPE = [
     ("verify", "position", zeros(2, dtype=torch.int32)),
 ]
 WRONG_SHAPE: list[tuple[str, str, torch.Tensor, str]] = [
-    ("verify", "target_logits", zeros(3, 5), "*, *, *"),
-    ("verify", "draft_token_ids", zeros(2, 3, dtype=INT), "2, 2"),
+    ("verify", "target_logits", zeros(3, 5), "batch, gamma + 1, vocab"),
+    ("verify", "draft_token_ids", zeros(2, 1, dtype=INT), "2, 2"),
     ("verify", "draft_token_ids", zeros(4, dtype=INT), "2, 2"),
     ("verify", "draft_logits", zeros(2, 3, 5), "2, 2, 5"),
     ("verify", "draft_logits", zeros(2, 2, 4), "2, 2, 5"),
@@ -82,14 +82,14 @@ WRONG_SHAPE: list[tuple[str, str, torch.Tensor, str]] = [
     ("verify", "seed", zeros(4, dtype=INT), "2"),
     ("verify", "position", zeros(2, 2, dtype=INT), "2"),
     ("verify", "uniforms", zeros(2, 2, 2, dtype=DOUBLE), "2, 3, 2"),
-    ("verify_from_probs", "target_probs", zeros(3, 5), "*, *, *"),
+    ("verify_from_probs", "target_probs", zeros(3, 5), "batch, gamma + 1, vocab"),
     ("verify_from_probs", "draft_probs", zeros(2, 2, 6), "2, 2, 5"),
-    ("verify_flat", "target_logits", zeros(2, 3, 5), "*, *"),
+    ("verify_flat", "target_logits", zeros(2, 3, 5), "rows, vocab"),
     ("verify_flat", "draft_token_ids", zeros(5, dtype=INT), "4"),
     ("verify_flat", "draft_logits", zeros(5, 5), "4, 5"),
     ("verify_flat", "uniforms", zeros(4, 2, dtype=DOUBLE), "6, 2"),
-    ("verify_flat", "cu_num_draft_tokens", zeros(3, 1, dtype=INT), "*"),
-    ("sample", "logits", zeros(5), "*, *"),
+    ("verify_flat", "cu_num_draft_tokens", zeros(3, 1, dtype=INT), "batch + 1"),
+    ("sample", "logits", zeros(5), "batch, vocab"),
     ("sample", "temperature", zeros(1), "2"),
 ]
 ELSEWHERE = [
@@ -132,6 +132,7 @@ OUT_OF_RANGE: list[tuple[str, str, Any, str]] = [
 ]
 STRIDES = "expected a contiguous last axis (stride 1), got strides"
 SOME = "expected a vocabulary of at least 1, got shape"
+BONUS = "expected gamma + 1 = 3 rows a sequence, the last behind all 2 draft tokens, got shape"
 SUMS = "expected batch + 1 prefix sums for 6 target rows, got shape"
 FINAL = "expected None with draft_probs, which are final, got"
 MADE = "draft_receipt: expected one made"
@@ -140,6 +141,10 @@ CONTRADICTIONS: list[tuple[str, dict[str, Any], str]] = [
     (
         "verify", {"target_logits": zeros(2, 0, 5)},
         "target_logits: expected gamma + 1 >= 1 rows a sequence, got shape (2, 0, 5)",
+    ),
+    *(
+        (call, {name: zeros(2, 2, 5)}, f"{name}: {BONUS} (2, 2, 5)")
+        for call, name in (("verify", "target_logits"), ("verify_from_probs", "target_probs"))
     ),
     ("verify", {"target_logits": zeros(2, 3, 0)}, f"target_logits: {SOME} (2, 3, 0)"),
     ("sample", {"logits": zeros(2, 0)}, f"logits: {SOME} (2, 0)"),
@@ -154,7 +159,7 @@ CONTRADICTIONS: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "verify", {"draft_index": zeros(2, dtype=INT), "draft_logits": zeros(7, 3, 5)},
-        "draft_logits: expected shape (*, 2, 5), got (7, 3, 5)",
+        "draft_logits: expected shape (rows, 2, 5), got (7, 3, 5)",
     ),
     (
         "verify", {"draft_sampling": Sampling(temperature=zeros(3))},

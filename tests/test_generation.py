@@ -237,7 +237,7 @@ def test_a_draft_that_fails_is_told() -> None:
     [
         ({"input_ids": PROMPT[:0]}, ValueError, "input_ids: expected at least one sequence, got none"),
         ({"input_ids": PROMPT.float()}, TypeError, "input_ids: expected dtype int64, got float32"),
-        ({"input_ids": PROMPT[0]}, ValueError, r"input_ids: expected shape \(\*, \*\), got \(6,\)"),
+        ({"input_ids": PROMPT[0]}, ValueError, r"input_ids: expected shape \(batch, length\), got \(6,\)"),
         ({"input_ids": PROMPT[:, :0]}, ValueError, "at least one token, got an empty one"),
         ({"attention_mask": torch.zeros_like(PROMPT)}, ValueError, "at least one token, got an empty one"),
         ({"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0]])}, ValueError, "zeros on the left only"),

@@ -130,6 +130,34 @@ def test_compiles_as_one_graph_with_the_eager_result() -> None:
         torch.testing.assert_close(got, wanted, rtol=0, atol=0)
 
 
+def test_numbers_that_change_from_call_to_call_compile() -> None:
+    token_ids, target, draft = _inputs()
+
+    def round_trip(seed: int, position: int, temperature: float) -> tuple[torch.Tensor, ...]:
+        drawn = specker.sample(draft[:, 0], temperature=temperature, seed=seed, position=position)
+        result = specker.verify(token_ids, target, draft, temperature=temperature, seed=seed, position=position)
+        return drawn.token_ids, result.token_ids, result.seed
+
+    # From the second call on a seed is a symbol, which only the last step of a compiler has to put into words.
+    compiled = torch.compile(round_trip, fullgraph=True)
+    for numbers in ((1, 0, 0.5), (2, 3, 0.7), (-5, 2**62, 0.9), (2**63 - 9, 1, 0.9)):
+        for got, wanted in zip(compiled(*numbers), round_trip(*numbers), strict=True):
+            assert torch.equal(got, wanted)
+
+
+@pytest.mark.usefixtures("on_backend")
+def test_results_have_no_gradient_and_none_is_made_up(device: torch.device) -> None:
+    token_ids, target, draft = (tensor.to(device) for tensor in _inputs())
+    target.requires_grad_()
+    draft.requires_grad_()
+    receipt = specker.sample(draft[:, 0], seed=1).receipt
+    result = specker.verify(token_ids, target, draft, seed=1, return_logprobs=True, return_accept_probs=True)
+    assert not any(tensor.requires_grad for tensor in (receipt.values, *result))
+    assert result.logprobs is not None
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        result.logprobs.sum().backward()
+
+
 def test_a_compiled_call_follows_the_backend_forced_around_it() -> None:
     token_ids, target, draft = _inputs()
     seen = []
