@@ -169,8 +169,6 @@ FAULTS = {
 NOT_SHOWN_HERE = {
     "B57": "rounding in a model's matrix products, before any logits reach verify",
     "B100": "needs two tokenizers; nothing here turns tokens of one into the other's",
-    "B101": "no processors but the four parameters, which generate hands to draft and target alike",
-    "B104": "no processor has a history; penalties are the caller's",
     "B105": "how a server lays out its cache is outside the verify step",
     "B110": "needs several GPUs; the stateless generator is tested under B109",
     "B111": "needs ranks that each hold a part of the vocabulary; rows are always whole here",

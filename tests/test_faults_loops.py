@@ -89,6 +89,38 @@ def test_no_more_tokens_come_than_were_asked_for(
     assert result.token_ids[0].tolist() == plain_tokens[:max_new_tokens]
 
 
+def unlike_the_text(token_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Lower what the text holds, by twice as much for each time that it holds it."""
+    return scores - 2.0 * token_ids[0].bincount(minlength=scores.shape[1])
+
+
+@fault("B101")
+def test_a_draft_that_equals_its_target_is_accepted_under_any_processor(target: Any) -> None:
+    # A draft drawn or verified without the processor would be another distribution.
+    result = generate(
+        target, target, PROMPT, gamma=4, max_new_tokens=40, eos_token_id=(), seed=3, logits_processor=unlike_the_text
+    )
+    assert result.stats.accepted == result.stats.drafted > 20
+
+
+@fault("B104")
+@pytest.mark.parametrize("gamma", [1, 4])
+def test_a_processor_is_handed_the_text_before_its_row(gamma: int, target: Any) -> None:
+    def check(token_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        torch.testing.assert_close(scores[0], target(token_ids).logits[0, -1], rtol=1e-3, atol=1e-3)
+        return unlike_the_text(token_ids, scores)
+
+    def plain() -> list[int]:
+        tokens: list[int] = PROMPT[0].tolist()
+        for _ in range(24):
+            token_ids = torch.tensor([tokens])
+            tokens.append(int(unlike_the_text(token_ids, target(token_ids).logits[:, -1]).argmax()))
+        return tokens[PROMPT.shape[1] :]
+
+    result = generate(target, target, PROMPT, gamma=gamma, max_new_tokens=24, logits_processor=check, **GREEDY)
+    assert result.token_ids[0].tolist() == plain()
+
+
 @fault("B102")
 def test_rejected_tokens_leave_no_trace_in_the_caches(target: Any, draft: Any, plain_tokens: list[int]) -> None:
     result = generate(target, draft, PROMPT, gamma=3, max_new_tokens=24, **GREEDY)
