@@ -29,7 +29,7 @@ _QUICK_DEADLINE = 40.0
 
 
 def bench(
-    case: Annotated[str | None, typer.Option(help="Run the cases whose name contains this.")] = None,
+    case: Annotated[str | None, typer.Option(help="Run the cases whose name or shape contains this.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few cases, at most a minute in all.")] = False,
     seconds: Annotated[float | None, typer.Option(min=0.1, help="Seconds of measuring a case.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch; 1 on a CPU reports processor time.")] = 1,
@@ -81,9 +81,10 @@ def _require_matplotlib(console: Console) -> None:
 def _chosen(case: str | None, quick: bool) -> list[Case]:
     if case is None:
         return [entry for entry in CASES if not quick or entry.name in QUICK]
-    chosen = [entry for entry in CASES if case.lower() in entry.name.lower()]
+    chosen = [entry for entry in CASES if case.lower() in f"{entry.name}: {entry.shape}".lower()]
     if not chosen:
-        raise typer.BadParameter(f"expected part of one of {[entry.name for entry in CASES]}, got {case!r}")
+        known = "; ".join(f"{entry.name}: {entry.shape}" for entry in CASES)
+        raise typer.BadParameter(f"expected part of one of these, got {case!r}: {known}")
     return chosen
 
 

