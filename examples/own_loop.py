@@ -1,14 +1,14 @@
 """Speculative decoding in a loop of one's own: two Hugging Face models, `specker.sample` and `specker.verify`.
 
-    python examples/own_loop.py TARGET DRAFT "What is a rainbow?"
+    python examples/own_loop.py HuggingFaceTB/SmolLM2-1.7B HuggingFaceTB/SmolLM2-135M "A rainbow is"
 
-TARGET and DRAFT are folders or hub ids of causal language models with the same vocabulary.
+Target and draft are folders or hub ids of causal language models with the same vocabulary.
 """
 
 from __future__ import annotations
 
+import argparse
 import inspect
-import sys
 from typing import Any
 
 import torch
@@ -78,7 +78,10 @@ def generate(
 
 
 if __name__ == "__main__":
-    target_name, draft_name, prompt = sys.argv[1:]
-    tokenizer = AutoTokenizer.from_pretrained(target_name)
-    large, small = (AutoModelForCausalLM.from_pretrained(name).eval() for name in (target_name, draft_name))
-    print(tokenizer.decode(generate(large, small, tokenizer(prompt, return_tensors="pt").input_ids)[0]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("target", "draft", "prompt"):
+        parser.add_argument(name)
+    given = parser.parse_args()
+    tokenizer = AutoTokenizer.from_pretrained(given.target)
+    large, small = (AutoModelForCausalLM.from_pretrained(name).eval() for name in (given.target, given.draft))
+    print(tokenizer.decode(generate(large, small, tokenizer(given.prompt, return_tensors="pt").input_ids)[0]))

@@ -84,6 +84,10 @@ def test_the_own_loop_runs_as_a_command(
     monkeypatch.setattr(sys, "argv", ["own_loop.py", *folders, "rain"])
     runpy.run_path(str(EXAMPLES / "own_loop.py"), run_name="__main__")
     assert capsys.readouterr().out.startswith("rain")
+    monkeypatch.setattr(sys, "argv", ["own_loop.py"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(EXAMPLES / "own_loop.py"), run_name="__main__")
+    assert "required: target, draft, prompt" in capsys.readouterr().err
 
 
 def transformers_of(batch: int, vocab: int = 32) -> tuple[Any, Any]:
