@@ -1,12 +1,10 @@
-"""transformers' assisted generation with its acceptance step replaced: its law, its bounds, its coming and going."""
+"""transformers' assisted generation with its acceptance step replaced: its law, and what it is called with."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import threading
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,43 +14,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from specker import InvalidInputError
 from specker.integrations.transformers import accelerate, speculative_sampling
 
-from . import laws, tiny_models
+from . import acceptance_step, laws, tiny_models
+from .acceptance_step import DRAFT_LOGITS, GAMMA, PROMPT, TARGET_LOGITS, UTILS, call_step
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+seeded_and_clean = acceptance_step.seeded_and_clean
 
 ERROR_RATE = 1e-6
 VOCAB, EOS, LENGTH = 5, 4, 3
-PROMPT = torch.tensor([[1, 2, 1]])
 TARGET = tiny_models.tiny_llama(seed=11, vocab=VOCAB)
 DRAFT = tiny_models.tiny_llama(seed=12, vocab=VOCAB, layers=1)
 DRAFT.generation_config.num_assistant_tokens = 2
 DRAFT.generation_config.assistant_confidence_threshold = 0.0
-UTILS = importlib.import_module("transformers.generation.utils")
-GENERATORS = importlib.import_module("transformers.generation.candidate_generator")
-GAMMA = 2
-TARGET_LOGITS = torch.tensor([[0.3, -0.5, -torch.inf, 0.8], [0.0, 1.0, 0.5, -1.0], [1.0, 0.0, -1.0, 0.2]])
-DRAFT_LOGITS = torch.tensor([[-0.6, 0.4, 0.3, -torch.inf], [1.0, 0.2, -0.3, 0.1]])
 JOINT_LAW = laws.joint_law(TARGET_LOGITS.double().softmax(-1).numpy(), DRAFT_LOGITS.double().softmax(-1).numpy(), GAMMA)
-
-
-@pytest.fixture(autouse=True)
-def _seeded_and_clean() -> Iterator[None]:
-    before = UTILS._speculative_sampling
-    torch.manual_seed(1)
-    yield
-    assert UTILS._speculative_sampling is before
-
-
-def call_step(draft_token_ids: torch.Tensor, **options: Any) -> tuple[list[int], int]:
-    """Call the acceptance step that transformers finds in its module, behind a prompt of three tokens."""
-    candidate_input_ids = torch.cat([PROMPT, draft_token_ids[None]], dim=1)
-    gamma = len(draft_token_ids)
-    tokens, num_matches = UTILS._speculative_sampling(
-        candidate_input_ids, DRAFT_LOGITS[None, :gamma], gamma, TARGET_LOGITS[None, : gamma + 1], **options
-    )
-    assert tokens.dtype == torch.int64
-    assert len(tokens) == 1
-    return tokens[0].tolist(), int(num_matches)
 
 
 def step_p_value(runs: int) -> float:
@@ -184,169 +158,3 @@ def test_logits_that_are_not_numbers_are_told() -> None:
     logits = torch.full((1, 2, 4), torch.nan)
     with accelerate(), pytest.raises(InvalidInputError, match="a target row holds NaN"):
         UTILS._speculative_sampling(torch.tensor([[1, 2]]), torch.zeros(1, 1, 4), 1, logits)
-
-
-def set_version(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    # transformers exchanges its own entry among the modules once it has loaded a model.
-    monkeypatch.setattr(importlib.import_module("transformers"), "__version__", version)
-
-
-@pytest.mark.parametrize("version", ["4.56.2", "5.25.0", "6.0.0.dev0"])
-def test_unknown_versions_are_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    set_version(monkeypatch, version)
-    with (
-        pytest.raises(ValueError, match=rf"transformers: expected version 4\.57 to 5\.24, got {version}"),
-        accelerate(),
-    ):
-        pass
-
-
-@pytest.mark.parametrize("step", [None, lambda candidate_input_ids, new_logits: None])
-def test_unknown_acceptance_functions_are_refused(monkeypatch: pytest.MonkeyPatch, step: Any) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(UTILS, "_speculative_sampling", step)
-        got = "none" if step is None else r"\(candidate_input_ids, new_logits\)"
-        with pytest.raises(ValueError, match=rf"_speculative_sampling: expected a function .* got {got}"), accelerate():
-            pass
-        assert UTILS._speculative_sampling is step
-
-
-def test_the_original_is_back_after_an_exception_and_blocks_nest() -> None:
-    original = UTILS._speculative_sampling
-    with pytest.raises(RuntimeError, match="stop"), accelerate():
-        raise RuntimeError("stop")
-    assert UTILS._speculative_sampling is original
-    with accelerate() as outer:
-        with accelerate() as inner:
-            call_step(torch.tensor([0, 1]))
-        call_step(torch.tensor([0, 1]))
-        assert UTILS._speculative_sampling is not original
-    assert UTILS._speculative_sampling is original
-    assert (outer.rounds, inner.rounds) == (2, 1)
-
-
-@pytest.fixture
-def original_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Count the calls that reach transformers' own function, by the name of the thread."""
-    calls: list[str] = []
-
-    def step(
-        candidate_input_ids: Any, candidate_logits: Any, candidate_length: Any, new_logits: Any, is_done_candidate: Any
-    ) -> tuple[torch.Tensor, int]:
-        calls.append(threading.current_thread().name)
-        return torch.tensor([[9]]), 0
-
-    with monkeypatch.context() as patch:
-        patch.setattr(UTILS, "_speculative_sampling", step)
-        yield calls
-
-
-def test_a_thread_that_did_not_enter_keeps_transformers_own_function(original_calls: list[str]) -> None:
-    with accelerate() as seen:
-        outside = threading.Thread(target=call_step, args=[torch.tensor([0, 1])], kwargs={"is_done_candidate": None})
-        outside.start()
-        outside.join(timeout=60)
-        call_step(torch.tensor([0, 1]))
-    assert original_calls == [outside.name]
-    assert seen.rounds == 1
-
-
-def test_the_last_of_two_threads_to_leave_restores(original_calls: list[str]) -> None:
-    original = UTILS._speculative_sampling
-    entered, leave = threading.Event(), threading.Event()
-    rounds: list[int] = []
-
-    def long_block() -> None:
-        with accelerate() as seen:
-            entered.set()
-            leave.wait(timeout=60)
-            call_step(torch.tensor([0, 1]))
-            rounds.append(seen.rounds)
-
-    thread = threading.Thread(target=long_block)
-    thread.start()
-    assert entered.wait(timeout=60)
-    with accelerate():
-        pass
-    assert UTILS._speculative_sampling is not original
-    call_step(torch.tensor([0, 1]), is_done_candidate=None)
-    leave.set()
-    thread.join(timeout=60)
-    assert UTILS._speculative_sampling is original
-    assert (rounds, original_calls) == ([1], ["MainThread"])
-
-
-def test_many_threads_may_enter_and_leave_at_once() -> None:
-    original = UTILS._speculative_sampling
-    totals: list[int] = []
-
-    def work() -> None:
-        for _ in range(20):
-            with accelerate() as seen:
-                call_step(torch.tensor([0, 1]))
-            totals.append(seen.rounds)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert totals == [1] * 80
-    assert UTILS._speculative_sampling is original
-
-
-def test_what_somebody_else_put_there_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = UTILS._speculative_sampling
-    with accelerate():
-        ours = UTILS._speculative_sampling
-
-        def theirs(*arguments: Any) -> Any:
-            return ours(*arguments)
-
-        UTILS._speculative_sampling = theirs
-    assert UTILS._speculative_sampling is theirs
-    UTILS._speculative_sampling = original
-
-
-class ArgMaxGenerator:
-    """Drafts the arg-max of its logits, and reports the logits: what one generator of transformers does."""
-
-    def get_candidates(self, input_ids: torch.Tensor, drafts: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if not drafts:
-            return input_ids, None
-        return torch.cat([input_ids, DRAFT_LOGITS.argmax(dim=-1)[None]], dim=1), DRAFT_LOGITS[None]
-
-
-def argmax_p_value(runs: int) -> float:
-    """Return the p-value of the first token of rounds that start with the generator's drafts."""
-    counts: Counter[str] = Counter()
-    for _ in range(runs):
-        candidate_input_ids, logits = ArgMaxGenerator().get_candidates(PROMPT)
-        tokens, _ = UTILS._speculative_sampling(candidate_input_ids, logits, GAMMA, TARGET_LOGITS[None])
-        counts[str(tokens[0, 0].item())] += 1
-    probs = TARGET_LOGITS[0].double().softmax(dim=-1).tolist()
-    return laws.p_value(counts, {str(token): value for token, value in enumerate(probs) if value})
-
-
-@pytest.mark.law
-def test_arg_max_drafts_are_verified_as_point_masses(monkeypatch: pytest.MonkeyPatch) -> None:
-    with accelerate():
-        # The class is not one that the block knows: its logits are taken at their word, and the law is lost.
-        assert argmax_p_value(1000) < ERROR_RATE
-    monkeypatch.setattr(GENERATORS, "SinglePositionMultiTokenCandidateGenerator", ArgMaxGenerator, raising=False)
-    before = ArgMaxGenerator.get_candidates
-    with accelerate():
-        assert argmax_p_value(1000) > ERROR_RATE
-        assert ArgMaxGenerator().get_candidates(PROMPT, drafts=False)[1] is None
-    assert ArgMaxGenerator.get_candidates is before
-
-
-def test_drafts_with_the_wrong_logits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = type("MTPCandidateGenerator", (ArgMaxGenerator,), {"get_candidates": ArgMaxGenerator.get_candidates})
-    monkeypatch.setattr(GENERATORS, "MTPCandidateGenerator", generator, raising=False)
-    set_version(monkeypatch, "5.14.1")
-    with accelerate(), pytest.raises(ValueError, match=r"use_mtp: expected transformers 5\.16 or later"):
-        generator().get_candidates(PROMPT)
-    set_version(monkeypatch, "5.16.0")
-    with accelerate():
-        assert torch.equal(generator().get_candidates(PROMPT)[1], DRAFT_LOGITS[None])
