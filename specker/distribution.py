@@ -48,7 +48,7 @@ def distribution(
 ) -> Distribution:
     """Return the distribution that each row is sampled from.
 
-    Equivalent to, for one unfiltered row of logits::
+    Equivalent to, for one unfiltered row of logits:
 
         probs = torch.softmax(logits.double() / temperature, dim=-1)
 

@@ -75,7 +75,7 @@ def generate(
     Equivalent to, in distribution (and token for token where the temperature is 0 and the target's logits do not
     depend on how many tokens one pass reads: in half precision they often do, and near ties then fall otherwise by the
     model's own rounding, while every token stays the arg-max of the logits it was decided from), for each sequence by
-    itself::
+    itself:
 
         target.generate(input_ids, do_sample=True, temperature=temperature, max_new_tokens=max_new_tokens)
 

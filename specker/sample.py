@@ -149,7 +149,7 @@ def sample(
 ) -> SampleResult:
     """Draw one token a row, with random numbers that never meet those of `verify`.
 
-    Equivalent to, for a batch that is not filtered::
+    Equivalent to, for a batch that is not filtered:
 
         probs = torch.softmax(logits.double() / temperature, dim=-1)
         token_ids = torch.multinomial(probs, 1).squeeze(-1)

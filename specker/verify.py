@@ -38,7 +38,7 @@ def verify(
 ) -> VerifyResult:
     """Keep the longest prefix of draft tokens that leaves the target's distribution exact, and emit one token more.
 
-    Equivalent to, for one sequence and no filter::
+    Equivalent to, for one sequence and no filter:
 
         target = torch.softmax(target_logits.double() / temperature, dim=-1)
         draft = torch.softmax(draft_logits.double() / temperature, dim=-1)
@@ -133,7 +133,7 @@ def verify_from_probs(
 ) -> VerifyResult:
     """Verify on rows of probabilities, for engines that hold those.
 
-    Equivalent to::
+    Equivalent to:
 
         verify(draft_token_ids, target_probs.log(), draft_probs.log(), ...)
 

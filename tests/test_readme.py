@@ -48,6 +48,17 @@ def test_the_eager_round_is_the_rule() -> None:
     assert names["num_accepted"].tolist() == [GAMMA] * BATCH
 
 
+def test_the_whole_round_runs_as_it_stands() -> None:
+    (block,) = [block for block in BLOCKS if "import specker\n" in block]
+    names: dict[str, Any] = {}
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        exec(block, names)
+    assert names["result"].token_ids.shape == (2, 5)
+    assert (names["position"] - torch.tensor([40, 25])).tolist() == names["result"].num_emitted.tolist()
+    assert int(names["result"].num_accepted.sum()) > 0
+
+
 def test_the_penalty_lowers_what_the_text_and_the_draft_hold() -> None:
     names = _round()
     before = names["target_logits"].clone()

@@ -103,7 +103,7 @@ def speculative_sampling(
 ) -> tuple[torch.Tensor, int]:
     """Verify one sequence under the signature of transformers' `_speculative_sampling`, whichever version calls.
 
-    Equivalent to, without waiting for the device more than once::
+    Equivalent to, without waiting for the device more than once:
 
         transformers.generation.utils._speculative_sampling(...)
 

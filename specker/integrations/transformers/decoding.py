@@ -31,11 +31,11 @@ def speculative(
     """Return what makes `model.generate` decode speculatively, with exactly the law it would have without.
 
     Equivalent to, in distribution (and token for token with `do_sample=False` where the model's logits do not depend
-    on how many tokens one pass reads)::
+    on how many tokens one pass reads):
 
         model.generate(input_ids, do_sample=True, temperature=0.8, repetition_penalty=1.2)
 
-    called as::
+    called as:
 
         model.generate(input_ids, ..., custom_generate=speculative(draft_model))
 
