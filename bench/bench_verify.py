@@ -14,6 +14,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from specker.cli_options import writable
+
 from . import footprint, plots, record, report
 from .cases import CASES, QUICK, Case, sweeps
 from .gate import DisagreementError
@@ -35,8 +37,12 @@ def bench(
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch; 1 on a CPU reports processor time.")] = 1,
     device: Annotated[str | None, typer.Option(help="Device; the accelerator where there is one.")] = None,
     compiled: Annotated[bool, typer.Option(help="Include torch.compile of the eager round.")] = True,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the figures into this PNG file, scaling included.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", callback=writable, help="Write the figures to this file.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(callback=writable, help="Draw the figures into this PNG file, scaling included.")
+    ] = None,
 ) -> None:
     """Time verify rounds of real models' shapes: eager PyTorch, torch.compile, other packages' functions, specker."""
     began = time.perf_counter()

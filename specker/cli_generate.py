@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from specker import generation, generation_report, models
+from specker.cli_options import writable
 from specker.cli_report import Difference, Plain, TokenStream, first_difference, print_report
 from specker.packages import ModelUnavailableError
 from specker.prompts import end_tokens
@@ -42,7 +43,7 @@ def generate(
     prompts: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PROMPT]...", help="What to continue; several run as one batch.", show_default="a text to repeat"
+            metavar="PROMPT", help="What to continue; several run as one batch.", show_default="a text to repeat"
         ),
     ] = None,
     target: Annotated[
@@ -63,8 +64,12 @@ def generate(
     device: Annotated[str, typer.Option(help="Where to run.", show_default="a GPU if there is one")] = "",
     threads: Annotated[int, typer.Option(min=0, help="Threads on the CPU.", show_default="all cores")] = 0,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without a chat template.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write text, counters and times here.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw acceptance and tokens a pass against prediction.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", callback=writable, help="Write text, counters and times here.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(callback=writable, help="Draw acceptance and tokens a pass against prediction.")
+    ] = None,
 ) -> None:
     """Generate text speculatively, show which tokens were drafted, and measure the speed against plain decoding."""
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
@@ -72,6 +77,8 @@ def generate(
     texts = prompts or [DEMO_PROMPT]
     stream: TokenStream | None = None
     try:
+        if plot is not None:
+            generation_report.require_matplotlib(plot)
         if threads:
             torch.set_num_threads(threads)
         loaded = _load_target(target, dtype, device, console)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from specker.accounting import GenerationStats
@@ -43,6 +44,28 @@ def record(stats: GenerationStats, **settings: Any) -> dict[str, Any]:
     return {**settings, **stats.as_dict(), "predicted_tokens_per_round": predicted_tokens_per_round(stats)}
 
 
+def require_matplotlib(file: Path) -> ModuleType:
+    """Return matplotlib's module of figures, if a picture can be drawn into the file.
+
+    Raises:
+        ModelUnavailableError: matplotlib is missing.
+        ValueError: the file's ending names no format.
+
+    Example:
+        >>> require_matplotlib(Path("generation.txt"))
+        Traceback (most recent call last):
+        ValueError: --plot: expected a file ending in .png, .svg or .pdf, got generation.txt
+    """
+    if file.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"--plot: expected a file ending in .png, .svg or .pdf, got {file}")
+    try:
+        return importlib.import_module("matplotlib.figure")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != "matplotlib":
+            raise
+        raise ModelUnavailableError("pictures need the package matplotlib: pip install 'specker[figures]'") from error
+
+
 def draw_generation(stats: GenerationStats, file: Path) -> None:
     """Draw acceptance by position and tokens per round, each against the model's prediction, into a PNG, SVG or PDF.
 
@@ -53,15 +76,7 @@ def draw_generation(stats: GenerationStats, file: Path) -> None:
     Example:
         >>> draw_generation(stats, Path("generation.png"))  # doctest: +SKIP
     """
-    if file.suffix not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"--plot: expected a file ending in .png, .svg or .pdf, got {file}")
-    try:
-        matplotlib_figure = importlib.import_module("matplotlib.figure")
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] != "matplotlib":
-            raise
-        raise ModelUnavailableError("pictures need the package matplotlib: pip install 'specker[figures]'") from error
-    figure: Figure = matplotlib_figure.Figure(figsize=(10, 4), layout="constrained")
+    figure: Figure = require_matplotlib(file).Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     _draw_acceptance(left, stats)
     _draw_tokens(right, stats)

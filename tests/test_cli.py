@@ -238,6 +238,22 @@ def test_a_shorter_text_differs_where_it_ends() -> None:
     assert difference.position == 1
 
 
+@pytest.mark.parametrize("command", ["generate", "bench"])
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(
+    command: str, option: str, tmp_path: Path
+) -> None:
+    result = run(command, option, tmp_path / "absent" / "file.png", width=300)
+    assert result.exit_code == 2
+    assert "expected a file in a folder that exists, got" in " ".join(result.output.replace("│", "").split())
+
+
+def test_a_picture_of_no_format_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    result = run("generate", "--target", tmp_path / "absent", "--plot", tmp_path / "figure.txt")
+    assert result.exit_code == 1
+    assert "--plot: expected a file ending in .png, .svg or .pdf" in result.output
+
+
 def test_doctor_tells_versions_devices_and_backends() -> None:
     result = run("doctor")
     assert result.exit_code == 0, result.output
