@@ -61,6 +61,7 @@ class DraftReceipt:
         """Return the `(batch, gamma)` form of gamma receipts of one step each.
 
         Raises:
+            TypeError: one is no receipt.
             ValueError: there is no receipt, or they differ in batch, vocabulary, dtype or parameters.
 
         Example:
@@ -71,7 +72,9 @@ class DraftReceipt:
         if not receipts:
             raise ValueError("receipts: expected at least one receipt, got none")
         first = receipts[0]
-        for receipt in receipts[1:]:
+        for receipt in receipts:
+            if not isinstance(receipt, DraftReceipt):
+                raise TypeError(f"receipts: expected each a DraftReceipt, as in a result, got {type(receipt).__name__}")
             if receipt.values.shape != first.values.shape:
                 shapes = f"{tuple(first.values.shape)} and {tuple(receipt.values.shape)}"
                 raise ValueError(f"receipts: expected equal shapes, got {shapes}")

@@ -14,9 +14,9 @@ class Status(enum.IntFlag):
     """
 
     TARGET_INVALID = 1
-    """A target row that decides holds NaN, +inf or no finite entry; nothing was emitted from it."""
+    """A target row that decides holds NaN, +inf, no finite entry or a negative probability; nothing was emitted."""
     DRAFT_INVALID = 2
-    """A draft row that decides holds NaN, +inf or no finite entry, or its receipt tells of another row or token; its
+    """A draft row that decides holds what a target row may not, or its receipt tells of another row or token; its
     position was rejected."""
     DRAFT_TOKEN_PLACEHOLDER = 4
     """A draft token is -1, the field's placeholder; its position was rejected. Not an error."""
@@ -51,9 +51,10 @@ INVALID_ARGUMENT = (
 """The bits that a CPU call turns into a ValueError before it returns."""
 
 _REASONS = {
-    Status.TARGET_INVALID: "a target row holds NaN, +inf or no finite entry",
+    Status.TARGET_INVALID: "a target row holds NaN, +inf, no finite entry or a negative probability",
     Status.DRAFT_INVALID: (
-        "a draft row holds NaN, +inf or no finite entry, or its receipt belongs to another row or token"
+        "a draft row holds NaN, +inf, no finite entry or a negative probability, or its receipt belongs to another row "
+        "or token"
     ),
     Status.DRAFT_TOKEN_OUT_OF_RANGE: "a draft token is outside 0..vocab-1",
     Status.DRAFT_TOKEN_IMPOSSIBLE: "a draft token has probability 0 under its draft distribution",

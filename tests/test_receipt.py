@@ -110,6 +110,8 @@ def test_receipts_that_do_not_belong_together_do_not_stack() -> None:
         DraftReceipt.stack([first, specker.sample(torch.zeros(3, 8), seed=0).receipt])
     with pytest.raises(ValueError, match="expected one of vocabulary 8, got 9"):
         DraftReceipt.stack([first, specker.sample(torch.zeros(2, 9), seed=0).receipt])
+    with pytest.raises(TypeError, match=r"receipts: expected each a DraftReceipt, .* got SampleResult"):
+        DraftReceipt.stack([specker.sample(torch.zeros(2, 8), seed=0)])  # type: ignore[list-item]
 
 
 def test_a_receipt_without_draft_rows_is_refused() -> None:
