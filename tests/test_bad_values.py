@@ -202,8 +202,10 @@ WORDS = [
     (Status.TARGET_INVALID, "a target row holds NaN, +inf, no finite entry or a negative probability"),
     (
         Status.DRAFT_INVALID,
-        "a draft row holds NaN, +inf, no finite entry or a negative probability, or its receipt belongs to another "
-        + "row or token",
+        (
+            "a draft row holds NaN, +inf, no finite entry or a negative probability, "
+            "or its receipt belongs to another row or token"
+        ),
     ),
     (Status.DRAFT_TOKEN_OUT_OF_RANGE, "a draft token is outside 0..vocab-1"),
     (Status.DRAFT_TOKEN_IMPOSSIBLE, "a draft token has probability 0 under its draft distribution"),
