@@ -130,6 +130,7 @@ def test_compiles_as_one_graph_with_the_eager_result() -> None:
         torch.testing.assert_close(got, wanted, rtol=0, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_numbers_that_change_from_call_to_call_compile() -> None:
     token_ids, target, draft = _inputs()
 
