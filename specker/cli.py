@@ -119,7 +119,8 @@ def _backends() -> list[tuple[str, str]]:
         (name, f"serves {serves[name]}" if not reason else f"cannot serve: {reason}{_REMEDIES.get(name, '')}")
         for name, reason in reasons.items()
     ]
-    rows.append(("CPU tensors go to", "reference" if reasons["cpp"] else "cpp"))
+    slow = "reference: exact, and ten times slower than other eager code"
+    rows.append(("CPU tensors go to", slow if reasons["cpp"] else "cpp"))
     rows.append(("GPU tensors go to", "triton" if torch.cuda.is_available() else "no backend: there is no GPU"))
     return rows
 
