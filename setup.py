@@ -83,7 +83,7 @@ def extension_options() -> dict[str, Any]:
     )
     return {
         "ext_modules": [extension],
-        # Four small source files: ninja would save seconds and be one more thing to install.
+        # A few small source files: ninja would save seconds and be one more thing to install.
         "cmdclass": {"build_ext": BuildExtension.with_options(use_ninja=False)},
         "options": {"bdist_wheel": {"py_limited_api": "cp310"}},
     }

@@ -38,7 +38,8 @@ def main(
 ) -> None:
     """Print the microseconds of every adapter and of specker's own call."""
     torch.set_num_threads(1)
-    table = Table(title=f"{batch} x {gamma} x {vocab:,} float32, microseconds, medians", title_justify="left")
+    title = f"{batch} x {gamma} x {vocab:,} float32, microseconds of processor time, medians"
+    table = Table(title=title, title_justify="left")
     for heading in ("adapter", "specker's call", "adapter's call", "added"):
         table.add_column(heading, justify="left" if heading == "adapter" else "right")
     for adapter in adapters(batch, gamma, vocab):
@@ -88,30 +89,55 @@ def _vllm_adapters(
     sampling: Any = SimpleNamespace(
         temperature=torch.ones(batch), all_greedy=False, all_random=True, generators={}, top_k=None, top_p=None
     )
-    drafted = torch.cat([torch.zeros(batch, 1, dtype=ids.dtype), ids], dim=1).flatten().int()
-    steps = torch.arange(gamma + 1).repeat(batch)
-    slots, position = torch.arange(batch), torch.full((batch,), 100)
-    owners = slots.repeat_interleave(gamma + 1)
-    temperature, seed = torch.ones(batch), torch.arange(batch)
-    by_slot = (
-        logits.flatten(0, 1), draft_logits, drafted, torch.arange(0, drafted.numel() + 1, gamma + 1), 100 + steps,
-        slots, owners, steps, temperature, seed, gamma,
-    )  # fmt: skip
     return [
         Adapter(
             "vLLM, first runner",
             lambda: vllm.rejection_sample(flat_ids, lengths, gamma, bounds, flat_probs, rows, bonus, sampling),
             lambda: specker.verify(ids, logits, draft_probs=draft_probs),
         ),
-        Adapter(
-            "vLLM, second runner",
-            lambda: vllm.rejection_sample_by_slot(*by_slot),
-            lambda: specker.verify(
-                ids, logits, draft_logits, temperature=temperature,
-                draft_sampling=specker.Sampling(temperature), draft_index=slots, seed=seed, position=position,
-            ),
+        _slots_adapter("vLLM, second runner", ids, logits, draft_logits, [gamma] * batch),
+        _slots_adapter(
+            "vLLM, second runner, ragged",
+            ids,
+            logits,
+            draft_logits,
+            [gamma - index % 2 for index in range(1, batch + 1)],
         ),
-    ]  # fmt: skip
+    ]
+
+
+def _slots_adapter(
+    name: str, ids: torch.Tensor, logits: torch.Tensor, draft_logits: torch.Tensor, lengths: list[int]
+) -> Adapter:
+    """Return the second runner's adapter on the first draft tokens of every sequence, and the round it stands for."""
+    batch, gamma = ids.shape
+    slots, temperature, seed = torch.arange(batch), torch.ones(batch), torch.arange(batch)
+    owners = slots.repeat_interleave(torch.tensor(lengths) + 1)
+    steps = torch.cat([torch.arange(length + 1) for length in lengths])
+    target, position = logits[owners, steps], torch.full((batch,), 100)
+    drafted = torch.where(steps > 0, ids[owners, (steps - 1).clamp(min=0)], 0)
+    bounds = torch.tensor([0, *lengths]).cumsum(0)
+    by_slot = (
+        target, draft_logits, drafted.int(), bounds + torch.arange(batch + 1), 100 + steps, slots, owners, steps,
+        temperature, seed, gamma,
+    )  # fmt: skip
+    options: Any = {
+        "temperature": temperature, "draft_sampling": specker.Sampling(temperature), "draft_index": slots,
+        "seed": seed, "position": position,
+    }  # fmt: skip
+    if lengths == [gamma] * batch:
+        return Adapter(
+            name,
+            lambda: vllm.rejection_sample_by_slot(*by_slot),
+            lambda: specker.verify(ids, logits, draft_logits, **options),
+        )
+    options |= {"cu_num_draft_tokens": bounds, "max_num_draft_tokens": gamma}
+    flat_ids = drafted[steps > 0]
+    return Adapter(
+        name,
+        lambda: vllm.rejection_sample_by_slot(*by_slot),
+        lambda: specker.verify_flat(flat_ids, target, draft_logits, **options),
+    )
 
 
 def _sglang_adapter(ids: torch.Tensor, probs: torch.Tensor, draft_probs: torch.Tensor) -> Adapter:

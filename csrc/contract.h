@@ -133,6 +133,41 @@ struct SampleArguments {
   int64_t vocab;
 };
 
+// Integers of every sequence, int32 or int64, one or several; stride 0 broadcasts, a null pointer is "off".
+struct Cells {
+  void* data;
+  bool is_int64;
+  int64_t stride_sequence;
+  int64_t stride_index;
+};
+
+// What a round is written into, behind what `verify` told of it.
+struct DeliverArguments {
+  Cells output_token_ids;  // (batch, gamma + 1), or (output_size) where there are places
+  Cells output_places;     // (batch, columns)
+  Cells passed_total;      // (batch), added to, as the next two
+  Cells accepted_total;
+  Cells emitted_total;
+  Cells status_total;  // (batch), or-ed into
+
+  const int64_t* token_ids;     // (batch, gamma + 1)
+  const int64_t* num_accepted;  // (batch)
+  const int64_t* num_emitted;   // (batch)
+  const int32_t* status;        // (batch)
+  const float* accept_probs;    // (batch, gamma)
+  Cells seed;                   // (batch) or (1), as position
+  Cells position;
+  Cells bonus_token_ids;  // (batch)
+  Cells places;           // (batch, >= gamma + 1)
+
+  int64_t padding;
+  int64_t gamma;
+  int64_t columns;
+  int64_t output_size;
+};
+
+void deliver_sequence(const DeliverArguments& arguments, int64_t sequence);
+
 // Runs body(context, begin, end) over parts of [0, count), on one thread or several; results do not depend on which.
 struct Executor {
   void (*run)(int64_t count, void (*body)(void* context, int64_t begin, int64_t end), void* context);

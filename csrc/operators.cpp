@@ -1,109 +1,20 @@
-// The operators' CPU implementations: unpacking, threads, registration. The only file that includes torch, and of torch
-// only the stable ABI. Schemas, and the checks of shapes and devices, are Python's (specker/operators.py).
+// The operators' CPU implementations: unpacking, threads, registration. Only this file, tensors.h and operands.h know
+// torch, and of torch only the stable ABI. Schemas and the checks of shapes are Python's (specker/operators.py).
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
 
 #include <atomic>
-#include <optional>
 #include <tuple>
 
 #include "contract.h"
 #include "dispatch.h"
+#include "operands.h"
+#include "tensors.h"
 
 namespace specker {
 namespace {
 
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-using OptionalTensor = std::optional<Tensor>;
-
 // Below this many logits a second thread costs more than it saves.
 constexpr int64_t SERIAL_WORK = 1 << 16;
-
-Tensor allocate(std::initializer_list<int64_t> sizes, int32_t dtype) {
-  int64_t strides[2] = {1, 1};
-  if (sizes.size() == 2) strides[0] = std::max<int64_t>(sizes.begin()[1], 1);
-  AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(), strides,
-                                                         dtype, aoti_torch_device_type_cpu(), 0, &handle));
-  return Tensor(handle);
-}
-
-template <class Element>
-Element* data_of(const Tensor& tensor, bool wanted = true) {
-  return wanted ? static_cast<Element*>(tensor.mutable_data_ptr()) : nullptr;
-}
-
-int64_t broadcast_stride(const Tensor& tensor) { return tensor.numel() == 1 ? 0 : tensor.stride(0); }
-
-Integers integers(const OptionalTensor& tensor, const char* name) {
-  if (!tensor) return {nullptr, false, 0};
-  const ScalarType dtype = tensor->scalar_type();
-  STD_TORCH_CHECK(dtype == ScalarType::Long || dtype == ScalarType::Int, name, ": expected dtype int64 or int32");
-  return {tensor->const_data_ptr(), dtype == ScalarType::Long, broadcast_stride(*tensor)};
-}
-
-Reals reals(const OptionalTensor& tensor, const char* name) {
-  if (!tensor) return {nullptr, false, 0};
-  const ScalarType dtype = tensor->scalar_type();
-  STD_TORCH_CHECK(dtype == ScalarType::Double || dtype == ScalarType::Float, name,
-                  ": expected dtype float64 or float32");
-  return {tensor->const_data_ptr(), dtype == ScalarType::Double, broadcast_stride(*tensor)};
-}
-
-DType logits_dtype(const Tensor& tensor, const char* name) {
-  switch (tensor.scalar_type()) {
-    case ScalarType::Float:
-      return DType::FLOAT32;
-    case ScalarType::BFloat16:
-      return DType::BFLOAT16;
-    case ScalarType::Half:
-      return DType::FLOAT16;
-    default:
-      STD_TORCH_CHECK(false, name, ": expected dtype float32, bfloat16 or float16");
-      return DType::FLOAT32;
-  }
-}
-
-Rows rows(const OptionalTensor& tensor, bool is_probs, const char* name) {
-  if (!tensor) return {nullptr, DType::FLOAT32, is_probs, 0, 0};
-  const int64_t rank = tensor->dim();
-  STD_TORCH_CHECK(tensor->size(rank - 1) <= 1 || tensor->stride(rank - 1) == 1, name,
-                  ": expected a contiguous last axis");
-  return {tensor->const_data_ptr(), logits_dtype(*tensor, name), is_probs, rank == 3 ? tensor->stride(0) : 0,
-          tensor->stride(rank - 2)};
-}
-
-SamplingParameters parameters(const Tensor& temperature, const OptionalTensor& top_k, const OptionalTensor& top_p,
-                              const OptionalTensor& min_p) {
-  return {reals(temperature, "temperature"), integers(top_k, "top_k"), reals(top_p, "top_p"), reals(min_p, "min_p")};
-}
-
-template <class Element>
-const Element* elements(const OptionalTensor& tensor, ScalarType dtype, const char* name) {
-  if (!tensor) return nullptr;
-  STD_TORCH_CHECK(tensor->scalar_type() == dtype, name, ": unexpected dtype");
-  const int64_t last = tensor->dim() - 1;
-  STD_TORCH_CHECK(tensor->size(last) <= 1 || tensor->stride(last) == 1, name, ": expected a contiguous last axis");
-  return static_cast<const Element*>(tensor->const_data_ptr());
-}
-
-Adjustments adjustments(const OptionalTensor& bias_offsets, const OptionalTensor& bias_token_ids,
-                        const OptionalTensor& bias_values, const OptionalTensor& allowed_tokens) {
-  return {elements<int64_t>(bias_offsets, ScalarType::Long, "bias_offsets"),
-          elements<int64_t>(bias_token_ids, ScalarType::Long, "bias_token_ids"),
-          elements<float>(bias_values, ScalarType::Float, "bias_values"),
-          elements<int32_t>(allowed_tokens, ScalarType::Int, "allowed_tokens"),
-          allowed_tokens ? allowed_tokens->stride(0) : 0,
-          allowed_tokens ? allowed_tokens->stride(1) : 0};
-}
-
-const double* doubles(const OptionalTensor& tensor, const char* name) {
-  if (!tensor) return nullptr;
-  STD_TORCH_CHECK(tensor->scalar_type() == ScalarType::Double, name, ": expected dtype float64");
-  return static_cast<const double*>(tensor->const_data_ptr());
-}
 
 void run_in_parallel(int64_t count, void (*body)(void*, int64_t, int64_t), void* context) {
   torch::stable::parallel_for(0, count, 1, [=](int64_t begin, int64_t end) { body(context, begin, end); });
@@ -238,12 +149,61 @@ std::tuple<Tensor, Tensor, Tensor> sample(const Tensor& logits, const Tensor& te
   return outputs;
 }
 
+Tensor verify_into(const Tensor& draft_token_ids, const Tensor& target, const OptionalTensor& draft,
+                   const OptionalTensor& num_draft_tokens, const OptionalTensor& cu_num_draft_tokens,
+                   const OptionalTensor& cu_num_rows, const OptionalTensor& slots, const OptionalTensor& temperature,
+                   const OptionalTensor& seed, const OptionalTensor& position, const OptionalTensor& accept_uniforms,
+                   const OptionalTensor& emission_uniforms, int64_t max_num_draft_tokens, bool target_is_probs,
+                   bool draft_is_probs, const OptionalTensor& bonus_token_ids, const OptionalTensor& places,
+                   int64_t padding, const Tensor& output_token_ids, const OptionalTensor& output_places,
+                   const OptionalTensor& passed_total, const OptionalTensor& accepted_total,
+                   const OptionalTensor& emitted_total, const OptionalTensor& status_total) {
+  STD_TORCH_CHECK(!passed_total || (seed && position), "passed_total: expected seed and position with it");
+  Drafts drafts = {draft_token_ids, cu_num_draft_tokens, position};
+  if (cu_num_rows) drafts = without_roots(draft_token_ids, *cu_num_rows, position);
+  const int64_t batch = drafts.bounds ? drafts.bounds->size(0) - 1 : draft_token_ids.size(0);
+  const OptionalTensor none;
+  OptionalTensor uniforms;
+  if (accept_uniforms && emission_uniforms) {
+    uniforms = paired_uniforms(*accept_uniforms, *emission_uniforms, batch, max_num_draft_tokens);
+  }
+  const Laws laws = engine_laws(temperature, seed, slots, batch, draft_is_probs);
+  const Verified verified =
+      verify(drafts.token_ids, target, draft, none, num_draft_tokens, drafts.bounds, draft ? slots : none,
+             laws.temperature, none, none, none, laws.draft_temperature, none, none, none, none, none, none, none, none,
+             none, none, none, none, none, laws.seed, drafts.position, uniforms, max_num_draft_tokens, target_is_probs,
+             draft_is_probs, false, passed_total.has_value());
+  DeliverArguments arguments = {};
+  arguments.output_token_ids = cells(output_token_ids, "output_token_ids");
+  arguments.output_places = cells(output_places, "output_places");
+  arguments.passed_total = cells(passed_total, "passed_total");
+  arguments.accepted_total = cells(accepted_total, "accepted_total");
+  arguments.emitted_total = cells(emitted_total, "emitted_total");
+  arguments.status_total = cells(status_total, "status_total");
+  arguments.token_ids = data_of<const int64_t>(std::get<0>(verified));
+  arguments.num_accepted = data_of<const int64_t>(std::get<1>(verified));
+  arguments.num_emitted = data_of<const int64_t>(std::get<2>(verified));
+  arguments.status = data_of<const int32_t>(std::get<3>(verified));
+  arguments.accept_probs = data_of<const float>(std::get<5>(verified));
+  arguments.seed = cells(laws.seed, "seed");
+  arguments.position = cells(drafts.position, "position");
+  arguments.bonus_token_ids = cells(bonus_token_ids, "bonus_token_ids");
+  arguments.places = cells(places, "places");
+  arguments.padding = padding;
+  arguments.gamma = max_num_draft_tokens;
+  arguments.columns = places && output_places ? output_places->size(1) : 0;
+  arguments.output_size = output_token_ids.size(0);
+  for (int64_t sequence = 0; sequence < batch; ++sequence) deliver_sequence(arguments, sequence);
+  return std::get<3>(verified);
+}
+
 }  // namespace
 }  // namespace specker
 
 STABLE_TORCH_LIBRARY_IMPL(specker, CPU, library) {
   library.impl("verify", TORCH_BOX(&specker::verify));
   library.impl("sample", TORCH_BOX(&specker::sample));
+  library.impl("verify_into", TORCH_BOX(&specker::verify_into));
 }
 
 // For tests, by ctypes: the build in use, and the exponential of any build.

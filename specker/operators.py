@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from specker import reference
+from specker import delivery, reference
 
 _PARAMETERS = "Tensor temperature, Tensor? top_k, Tensor? top_p, Tensor? min_p"
 _ADJUSTMENT = "Tensor? bias_offsets, Tensor? bias_token_ids, Tensor? bias_values, Tensor? allowed_tokens"
@@ -33,6 +33,12 @@ _SCHEMAS = {
     "Tensor accept_probs, Tensor expected_accepted)",
     "sample": f"sample(Tensor logits, {_PARAMETERS}, {_ADJUSTMENT}, Tensor seed, Tensor position) "
     "-> (Tensor token_ids, Tensor status, Tensor receipt)",
+    "verify_into": "verify_into(Tensor draft_token_ids, Tensor target, Tensor? draft, Tensor? num_draft_tokens, "
+    "Tensor? cu_num_draft_tokens, Tensor? cu_num_rows, Tensor? slots, Tensor? temperature, Tensor? seed, "
+    "Tensor? position, Tensor? accept_uniforms, Tensor? emission_uniforms, int max_num_draft_tokens, "
+    "bool target_is_probs, bool draft_is_probs, Tensor? bonus_token_ids, Tensor? places, int padding, "
+    "Tensor(a!) output_token_ids, Tensor(b!)? output_places, Tensor(c!)? passed_total, Tensor(d!)? accepted_total, "
+    "Tensor(e!)? emitted_total, Tensor(f!)? status_total) -> Tensor status",
 }
 _NAMESPACES = {"default": "specker", "reference": "specker_reference", "triton": "specker_triton"}
 
@@ -98,7 +104,22 @@ def _fake_sample(logits: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Ten
     )
 
 
-_FAKES: dict[str, Callable[..., Any]] = {"verify": _fake_verify, "sample": _fake_sample}
+def _fake_verify_into(draft_token_ids: torch.Tensor, target: torch.Tensor, *rest: Any) -> torch.Tensor:
+    bounds = rest[2] if rest[3] is None else rest[3]
+    batch = draft_token_ids.shape[0] if bounds is None else bounds.shape[0] - 1
+    return target.new_empty((batch,), dtype=torch.int32)
+
+
+_FAKES: dict[str, Callable[..., Any]] = {
+    "verify": _fake_verify,
+    "sample": _fake_sample,
+    "verify_into": _fake_verify_into,
+}
+_REFERENCES: dict[str, Callable[..., Any]] = {
+    "verify": reference.verify,
+    "sample": reference.sample,
+    "verify_into": delivery.verify_into,
+}
 _LIBRARIES = {backend: torch.library.Library(name, "DEF") for backend, name in _NAMESPACES.items()}
 for _library in _LIBRARIES.values():
     for _schema in _SCHEMAS.values():
@@ -106,7 +127,7 @@ for _library in _LIBRARIES.values():
 _EXTENSION = _load_extension()
 for _name in _SCHEMAS:
     # Tokens have no derivative: autograd passes by, in eager PyTorch too, whose operations it would record.
-    _eager = torch.no_grad()(getattr(reference, _name))
+    _eager = torch.no_grad()(_REFERENCES[_name])
     _LIBRARIES["reference"].impl(_name, _eager, "CompositeExplicitAutograd")
     _LIBRARIES["triton"].impl(_name, _triton(_name), "CompositeExplicitAutograd")
     # One key for NVIDIA and AMD: ROCm builds of torch answer to CUDA.

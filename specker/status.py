@@ -82,7 +82,11 @@ def raise_for_bits(status: torch.Tensor, bits: int = ~int(Status.DRAFT_TOKEN_PLA
     Raises:
         InvalidInputError: naming at most eight sequences and every reason.
     """
-    flagged = [(row, value & bits) for row, value in enumerate(status.tolist()) if value & bits]
+    values = status.tolist()
+    # What nearly every call of a CPU comes by.
+    if not any(values):
+        return
+    flagged = [(row, value & bits) for row, value in enumerate(values) if value & bits]
     if not flagged:
         return
     lines = [

@@ -244,9 +244,10 @@ def test_no_draft_tokens_give_one_token() -> None:
         (
             {"maybe_output_emitted_draft_token_num": torch.zeros(2)},
             TypeError,
-            "maybe_output_emitted_draft_token_num: expected dtype int32 or int64, got float32",
+            "maybe_output_emitted_draft_token_num: expected dtype int64 or int32, got float32",
         ),
         ({"output_status": torch.zeros(2)}, TypeError, "output_status: expected dtype int32"),
+        ({"target_probs": torch.ones(2, 0, 5)}, ValueError, r"target_probs: expected gamma \+ 1 >= 1 rows a sequence"),
         ({"target_probs": torch.ones(2, 4, 6)}, ValueError, r"draft_probs: expected shape"),
         ({"draft_probs": torch.ones(2, 3, 5).double()}, TypeError, "draft_probs: expected dtype float32"),
         ({"draft_token_ids": torch.zeros(2, 3)}, TypeError, "draft_token_ids: expected dtype"),

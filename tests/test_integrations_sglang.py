@@ -256,12 +256,15 @@ def test_unreachable_slots_may_hold_anything() -> None:
         ({"predicts": torch.zeros(8)}, TypeError, "predicts: expected dtype int32 or int64"),
         ({"candidates": torch.zeros(2, 3).int()}, ValueError, r"candidates: expected shape \(2, 4\)"),
         ({"retrive_index": torch.zeros(2, 3).int()}, ValueError, r"retrive_index: expected shape \(2, 4\)"),
+        ({"retrive_index": torch.tensor([[0, 1, 2, 3], [4, 5, 6, 8]])}, ValueError,
+         r"retrive_index: expected indices into predicts, 0\.\.7, got 0 to 8"),
+        ({"retrive_index": torch.tensor([[0, 1, 2, 3], [4, 5, 6, -1]])}, ValueError, "got -1 to 6"),
         ({"retrive_next_token": torch.zeros(2, 3).int()}, ValueError, r"retrive_next_token: expected shape"),
         ({"retrive_next_sibling": torch.zeros(2).int()}, ValueError, r"retrive_next_sibling: expected shape"),
         ({"output_status": torch.zeros(2)}, TypeError, "output_status: expected dtype int32"),
         ({"target_probs": torch.ones(2, 0, VOCAB)}, ValueError, "candidates: expected a root slot"),
     ],
-)
+)  # fmt: skip
 def test_bad_arguments_are_named(change: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         chain_speculative_sampling_triton(**{**batch([3, 3]), **change})

@@ -138,7 +138,7 @@ def test_no_row_is_copied(layout: str, has_draft: bool) -> None:
     assert large_results(lambda: rejection_sample_by_slot(**inputs), 5000) == []
 
 
-def test_draft_logits_of_one_slot_or_one_step_are_views_too() -> None:
+def test_one_slot_and_one_step_will_do() -> None:
     for slots, steps in ((1, 3), (9, 1)):
         inputs = batch([0, 1])
         inputs["num_speculative_steps"] = steps
@@ -182,8 +182,8 @@ def test_drafts_without_logits_are_point_masses() -> None:
         torch.cat([torch.arange(0, 2 * count + 1, 2), torch.tensor([2 * count + 1])]),
         torch.zeros(2 * count + 1, dtype=torch.int64),
         requests,
-        requests,
-        requests,
+        torch.zeros(2 * count + 1, dtype=torch.int64),
+        torch.zeros(2 * count + 1, dtype=torch.int64),
         temperature=torch.ones(count + 1),
         seed=requests,
         num_speculative_steps=1,
@@ -203,19 +203,16 @@ def test_drafts_without_logits_are_point_masses() -> None:
         ({"watermark_key": 0}, NotImplementedError, "watermark_key: "),
         ({"draft_logits": torch.zeros(SLOTS, STEPS, VOCAB + 1)}, ValueError, "draft_logits: expected at most the"),
         ({"draft_logits": torch.zeros(SLOTS, STEPS + 1, VOCAB)}, ValueError, r"draft_logits: expected shape \(\*, 3, "),
-        (
-            {"draft_logits": torch.zeros(SLOTS * 4 * VOCAB + 99).as_strided((SLOTS, STEPS, VOCAB), (35, VOCAB, 1))},
-            ValueError,
-            r"draft_logits: expected the stride of slots to be a multiple .* got strides \(35, 11, 1\)",
-        ),
         ({"num_speculative_steps": 2, "draft_logits": torch.zeros(SLOTS, 2, VOCAB)}, ValueError,
-         r"cu_num_logits: expected 1\.\.3 rows a request, got \[3, 1, 4, 2\]"),
-        ({"num_speculative_steps": 2, "draft_logits": None}, ValueError, "num_draft_tokens"),
+         r"cu_num_logits: expected 1\.\.3 rows a request from 0 on, got \[0, 3, 4, 8, 10\]"),
+        ({"num_speculative_steps": 2, "draft_logits": None}, ValueError, r"cu_num_logits: expected 1\.\.3 rows"),
+        ({"cu_num_logits": torch.tensor([1, 3, 4, 8, 10])}, ValueError, "cu_num_logits: .* from 0 on, got"),
+        ({"temperature": torch.full((SLOTS,), -1.0)}, ValueError, "sequence 0: temperature: expected a finite value"),
         ({"cu_num_logits": torch.zeros(4).int()}, ValueError, r"cu_num_logits: expected shape \(5\)"),
         ({"draft_sampled": torch.zeros(9).int()}, ValueError, r"draft_sampled: expected shape \(10\)"),
         ({"pos": torch.zeros(10)}, TypeError, "pos: expected dtype int64 or int32"),
-        ({"idx_mapping": torch.full((4,), SLOTS), "draft_logits": None}, ValueError, "idx_mapping, .*: expected slots"),
-        ({"expanded_idx_mapping": torch.full((10,), SLOTS)}, ValueError, r"below 9 and 9, got \["),
+        ({"idx_mapping": torch.full((4,), SLOTS), "draft_logits": None}, ValueError, r"expected slots in 0\.\.8, got"),
+        ({"idx_mapping": torch.tensor([0, 1, -1, 2])}, ValueError, r"expected slots in 0\.\.8, got \[0, 1, -1, 2\]"),
         ({"idx_mapping": torch.zeros(4)}, TypeError, "idx_mapping: expected dtype"),
         ({"expanded_idx_mapping": torch.zeros(9).int()}, ValueError, r"expanded_idx_mapping: expected shape \(10\)"),
         ({"expanded_local_pos": torch.zeros(9).int()}, ValueError, r"expanded_local_pos: expected shape \(10\)"),

@@ -7,12 +7,13 @@ spelling) says where in `predicts` a slot writes the token that follows it.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import NoReturn
 
 import torch
 
 from specker import checks
-from specker.verify import verify_from_probs
+from specker.delivery import write_tokens
+from specker.integrations.rounds import verify_into
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
 _COIN_DTYPES = (torch.float32, torch.float64)
@@ -83,35 +84,32 @@ def chain_speculative_sampling_triton(
         >>> predicts.tolist(), accept_index.tolist(), kept.tolist()
         ([1, 0], [[0, 1]], [1])
     """  # fmt: skip
-    for name, threshold in (("threshold_single", threshold_single), ("threshold_acc", threshold_acc)):
-        if threshold != 1.0:
-            raise NotImplementedError(
-                f"{name}: expected 1.0, got {threshold}: other values give up the target's distribution"
-            )
-    if block_verification:
-        raise NotImplementedError("block_verification: expected False, got True: specker verifies token by token")
+    if threshold_single != 1.0 or threshold_acc != 1.0 or block_verification:
+        _refuse(threshold_single, threshold_acc)
     target = checks.check_rows("target_probs", target_probs, (None, None, None), None)
     batch, slots, vocab = target.shape
-    device = target.device
-    outputs = _outputs(predicts, accept_index, accept_token_num, retrive_index, (batch, slots), device)
-    checks.check_index("candidates", candidates, (batch, slots), device)
-    draft = checks.check_rows("draft_probs", draft_probs, (batch, None, vocab), device)
-    if draft.shape[1] < slots - 1:
-        raise ValueError(f"draft_probs: expected at least {slots - 1} rows a request, got {draft.shape[1]}")
+    device, gamma = target.device, slots - 1
+    _check_outputs(predicts, accept_index, accept_token_num, retrive_index, (batch, slots), device)
     if accept_index.shape[1] < slots:
         raise ValueError(f"accept_index: expected at least {slots} columns, got {accept_index.shape[1]}")
-    length = _chain_lengths(retrive_next_token, retrive_next_sibling, (batch, slots), device)
-    result = verify_from_probs(
-        candidates[:, 1:],
-        target,
-        draft[:, : slots - 1],
-        num_draft_tokens=length,
-        uniforms=_uniforms(uniform_samples, uniform_samples_for_final_sampling, batch, slots, device),
-    )
-    _write(outputs, result.token_ids, result.num_accepted)
     if output_status is not None:
         checks.check_tensor("output_status", output_status, (batch,), (torch.int32,), device)
-        output_status |= result.status
+    checks.check_index("candidates", candidates, (batch, slots), device)
+    draft = checks.check_rows("draft_probs", draft_probs, (batch, None, vocab), device)
+    if draft.shape[1] < gamma:
+        raise ValueError(f"draft_probs: expected at least {gamma} rows a request, got {draft.shape[1]}")
+    checks.check_tensor("uniform_samples", uniform_samples, (batch, None), _COIN_DTYPES, device)
+    if uniform_samples.shape[1] < gamma:
+        raise ValueError(f"uniform_samples: expected at least {gamma} columns, got {uniform_samples.shape[1]}")
+    final = uniform_samples_for_final_sampling
+    checks.check_tensor("uniform_samples_for_final_sampling", final, (batch,), _COIN_DTYPES, device)
+    verify_into(
+        predicts, candidates.narrow(1, 1, gamma), target, draft if draft.shape[1] == gamma else draft[:, :gamma], gamma,
+        num_draft_tokens=_chain_lengths(retrive_next_token, retrive_next_sibling, (batch, slots), device),
+        accept_uniforms=uniform_samples, emission_uniforms=final, target_is_probs=True, draft_is_probs=True,
+        places=retrive_index, padding=0, output_places=accept_index, accepted_total=accept_token_num.zero_(),
+        status_total=output_status,
+    )  # fmt: skip
 
 
 def verify_tree_greedy(
@@ -153,7 +151,7 @@ def verify_tree_greedy(
     """
     checks.check_tensor("candidates", candidates, (None, None), _INDEX_DTYPES, None)
     shape, device = (candidates.shape[0], candidates.shape[1]), candidates.device
-    outputs = _outputs(predicts, accept_index, accept_token_num, retrive_index, shape, device)
+    _check_outputs(predicts, accept_index, accept_token_num, retrive_index, shape, device)
     checks.check_index("target_predict", target_predict, shape, device)
     steps = min(accept_index.shape[1], shape[1]) - 1
     tokens = target_predict.flatten()[retrive_index].long()[:, : steps + 1]
@@ -163,27 +161,29 @@ def verify_tree_greedy(
         kept &= torch.arange(steps, device=device) < length.unsqueeze(1)
         tokens = torch.where(length.unsqueeze(1) < 0, -1, tokens)
     num_accepted = kept.long().cumprod(1).sum(1)
-    behind = torch.arange(steps + 1, device=device) > num_accepted.unsqueeze(1)
-    _write(outputs, tokens.masked_fill(behind, -1), num_accepted)
+    write_tokens(tokens, num_accepted, retrive_index, 0, predicts, accept_index)
+    accept_token_num.copy_(num_accepted)
 
 
-class _Outputs(NamedTuple):
-    """The tensors that are written, and where."""
+def _refuse(threshold_single: float, threshold_acc: float) -> NoReturn:
+    """Raise for an acceptance rule that is not the exact one, token by token."""
+    for name, threshold in (("threshold_single", threshold_single), ("threshold_acc", threshold_acc)):
+        if threshold != 1.0:
+            raise NotImplementedError(
+                f"{name}: expected 1.0, got {threshold}: other values give up the target's distribution"
+            )
+    raise NotImplementedError("block_verification: expected False, got True: specker verifies token by token")
 
-    predicts: torch.Tensor
-    accept_index: torch.Tensor
-    accept_token_num: torch.Tensor
-    retrive_index: torch.Tensor
 
-
-def _outputs(
+def _check_outputs(
     predicts: torch.Tensor,
     accept_index: torch.Tensor,
     accept_token_num: torch.Tensor,
     retrive_index: torch.Tensor,
     shape: tuple[int, int],
     device: torch.device,
-) -> _Outputs:
+) -> None:
+    """Raise unless the tensors that are written, and the indices into them, are right."""
     batch, slots = shape
     if slots == 0:
         raise ValueError(f"candidates: expected a root slot a request, got shape {shape}")
@@ -193,7 +193,13 @@ def _outputs(
         raise ValueError(f"accept_index: expected at least one column, got shape {tuple(accept_index.shape)}")
     checks.check_tensor("accept_token_num", accept_token_num, (batch,), _INDEX_DTYPES, device)
     checks.check_index("retrive_index", retrive_index, shape, device)
-    return _Outputs(predicts, accept_index, accept_token_num, retrive_index)
+    if batch and checks.host_readable(device):
+        lowest, highest = torch.aminmax(retrive_index)
+        if int(lowest) < 0 or int(highest) >= predicts.shape[0]:
+            raise ValueError(
+                f"retrive_index: expected indices into predicts, 0..{predicts.shape[0] - 1}, got {int(lowest)} to "
+                f"{int(highest)}"
+            )
 
 
 def _chain_lengths(
@@ -228,9 +234,9 @@ def _chain_lengths(
 
 
 @functools.lru_cache(maxsize=64)
-def _links_of_a_chain(slots: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    children = torch.arange(1, slots + 1, dtype=dtype)
-    children[-1] = -1
+def _links_of_chains(shape: tuple[int, int], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    children = torch.arange(1, shape[1] + 1, dtype=dtype).repeat(shape[0], 1)
+    children[:, -1] = -1
     return children, torch.full_like(children, -1)
 
 
@@ -239,34 +245,7 @@ def _full_chains(next_token: torch.Tensor | None, next_sibling: torch.Tensor | N
         if links is not None and not (
             isinstance(links, torch.Tensor)
             and links.dtype in _INDEX_DTYPES
-            and torch.equal(links, _links_of_a_chain(shape[1], links.dtype)[index].expand(shape))
+            and torch.equal(links, _links_of_chains(shape, links.dtype)[index])
         ):
             return False
     return True
-
-
-def _uniforms(coins: torch.Tensor, final: torch.Tensor, batch: int, slots: int, device: torch.device) -> torch.Tensor:
-    """Return the uniforms of a padded round, `(batch, slots, 2)`."""
-    checks.check_tensor("uniform_samples", coins, (batch, None), _COIN_DTYPES, device)
-    if coins.shape[1] < slots - 1:
-        raise ValueError(f"uniform_samples: expected at least {slots - 1} columns, got {coins.shape[1]}")
-    checks.check_tensor("uniform_samples_for_final_sampling", final, (batch,), _COIN_DTYPES, device)
-    if coins.shape[1] != slots:
-        # The bonus row has no acceptance: any number stands there.
-        coins = torch.nn.functional.pad(coins[:, : slots - 1], (0, 1))
-    return torch.stack((coins, final.unsqueeze(1).expand(batch, slots)), dim=2).double()
-
-
-def _write(outputs: _Outputs, token_ids: torch.Tensor, num_accepted: torch.Tensor) -> None:
-    """Write kept slots, their number, and the token behind each; 0 behind the last."""
-    predicts, accept_index, accept_token_num, retrive_index = outputs
-    width = token_ids.shape[1]
-    behind = torch.arange(width, device=token_ids.device) > num_accepted.unsqueeze(1)
-    slots = retrive_index if retrive_index.shape[1] == width else retrive_index[:, :width]
-    if accept_index.shape[1] > width:
-        accept_index[:, width:] = -1
-        accept_index = accept_index[:, :width]
-    accept_index.copy_(slots.masked_fill(behind, -1))
-    accept_token_num.copy_(num_accepted)
-    # -1 behind the last token becomes 0, that of an invalid row stays; no mask whose size the host would have to know.
-    predicts.index_copy_(0, slots.reshape(-1).long(), (token_ids + behind).to(predicts.dtype).reshape(-1))

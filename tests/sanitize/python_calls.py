@@ -30,6 +30,7 @@ importlib.util.find_spec = _find_sanitized
 import torch  # noqa: E402
 
 import specker  # noqa: E402
+from tests.engine_calls import WRITTEN, engine_call  # noqa: E402
 from tests.random_calls import CallMaker  # noqa: E402
 
 Results = list[tuple[torch.Tensor, ...]]
@@ -43,7 +44,10 @@ def random_results(seed: int) -> Results:
     sampled = torch.ops.specker.sample(
         rows, *maker.parameters(3).values(), *adjustments, maker.integers(-9, 9, 3), maker.integers(0, 9, 1)
     )
-    return [torch.ops.specker.verify(**maker.verify_call()), sampled]
+    delivered = engine_call(maker)
+    status = torch.ops.specker.verify_into(**delivered)
+    written = tuple(delivered[name] for name in WRITTEN if delivered[name] is not None)
+    return [torch.ops.specker.verify(**maker.verify_call()), sampled, (status, *written)]
 
 
 def large_results(logits: torch.Tensor, tokens: torch.Tensor) -> Results:

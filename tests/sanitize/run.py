@@ -170,7 +170,7 @@ class Runner:
         """Compile all, several files at a time, and link each program with and without faults."""
         sources = [*(SOURCES / f"{name}.cpp" for name in KERNELS), HERE / "driver.cpp"]
         if not self.quick:
-            sources += [SOURCES / "operators.cpp", HERE / "openmp.cpp"]
+            sources += [SOURCES / "operators.cpp", SOURCES / "deliver.cpp", HERE / "openmp.cpp"]
         jobs = [(source, self.folder / f"{source.stem}.o", SOURCES) for source in sources]
         for number, fault in enumerate(self.faults):
             copy = planted(fault, self.folder / f"fault{number}")
@@ -184,7 +184,8 @@ class Runner:
                 *self.sanitizer.flags[:1], self.folder / "driver.o", *kernels, "-pthread", "-o", folder / "driver"
             )
             if not self.quick:
-                link_extension(self.sanitizer, [self.folder / "operators.o", *kernels], folder / "extension.so")
+                others = [self.folder / f"{name}.o" for name in ("operators", "deliver")]
+                link_extension(self.sanitizer, [*others, *kernels], folder / "extension.so")
         if not self.quick:
             run_compiler("-shared", self.folder / "openmp.o", "-ldl", "-o", self.folder / "openmp.so")
 

@@ -35,7 +35,8 @@ def check_lengths(
     Raises:
         ValueError: naming the argument.
     """
-    if sum(num_draft_tokens) != total:
+    totals = list(itertools.accumulate(num_draft_tokens))
+    if (totals[-1] if totals else 0) != total:
         raise ValueError(
             f"num_draft_tokens: expected a sum of {total}, the rows of target_logits, got {sum(num_draft_tokens)}"
         )
@@ -44,19 +45,17 @@ def check_lengths(
             f"num_draft_tokens: expected lengths in 0..max_spec_len = {max_spec_len}, got "
             f"{min(num_draft_tokens)}..{max(num_draft_tokens)}"
         )
-    if checks.host_readable(cu_num_draft_tokens.device):
-        totals = list(itertools.accumulate(num_draft_tokens))
-        if cu_num_draft_tokens.tolist() != totals:
-            raise ValueError(
-                f"cu_num_draft_tokens: expected the running totals {totals}, got {cu_num_draft_tokens.tolist()}"
-            )
+    if checks.host_readable(cu_num_draft_tokens.device) and cu_num_draft_tokens.tolist() != totals:
+        raise ValueError(
+            f"cu_num_draft_tokens: expected the running totals {totals}, got {cu_num_draft_tokens.tolist()}"
+        )
 
 
-def bonus_column(bonus_token_ids: torch.Tensor, batch: int, device: torch.device) -> torch.Tensor:
-    """Return the bonus tokens as `(batch, 1)`.
+def bonus_tokens(bonus_token_ids: torch.Tensor, batch: int, device: torch.device) -> torch.Tensor:
+    """Return the bonus tokens as `(batch,)`.
 
     Raises:
         TypeError, ValueError: they are not `(batch, 1)` or `(batch,)` indices.
     """
     shape = (batch, 1) if isinstance(bonus_token_ids, torch.Tensor) and bonus_token_ids.dim() == 2 else (batch,)
-    return checks.check_index("bonus_token_ids", bonus_token_ids, shape, device).reshape(batch, 1)
+    return checks.check_index("bonus_token_ids", bonus_token_ids, shape, device).reshape(batch)

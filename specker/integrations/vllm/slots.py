@@ -1,7 +1,6 @@
 """`rejection_sample` of vLLM's second runner: draft logits, temperature and seed in the slots of persistent requests.
 
-Three layouts, none of which copies a row: equal lengths are a padded round; drafts without logits a flat one; what
-is left is verified row by row, since a flat round cannot address draft rows by slot.
+A flat round of any lengths, whose draft rows lie in slots; no row is copied.
 """
 
 from __future__ import annotations
@@ -11,13 +10,12 @@ from typing import NamedTuple
 import torch
 
 from specker import checks
+from specker.integrations.rounds import verify_into
 from specker.integrations.vllm.arguments import refuse_other_rules
-from specker.sampling import GREEDY_TEMPERATURE, Sampling
-from specker.status import Status
-from specker.verify import verify, verify_flat
+from specker.status import InvalidInputError
 
 _REALS = (torch.float32, torch.float64)
-_INDICES = (torch.int32, torch.int64)
+_SEED_DTYPES = (torch.int64,)
 
 
 def rejection_sample_by_slot(
@@ -64,7 +62,8 @@ def rejection_sample_by_slot(
         cu_num_logits: `(num_reqs + 1,)` prefix sums of the rows, starting with 0.
         pos: `(num_logits,)` int32 or int64 positions in the sequence, consecutive within a request.
         idx_mapping: `(num_reqs,)` slot of each request.
-        expanded_idx_mapping, expanded_local_pos: `(num_logits,)` slot and index in the request of each row.
+        expanded_idx_mapping, expanded_local_pos: `(num_logits,)` slot and index in the request of each row; not read,
+            cu_num_logits and idx_mapping say the same.
         temperature: `(slots,)` float32 or float64; below 1e-5 is greedy.
         seed: `(slots,)` int64.
         num_speculative_steps: fixes the width of the result.
@@ -83,8 +82,8 @@ def rejection_sample_by_slot(
         NotImplementedError: another rule was asked for.
 
     Guarantees: a request's tokens depend on its rows, seed and position alone, not on its slot or place in the batch;
-        no vocabulary-sized tensor is copied or allocated; no host synchronisation on a GPU. Rows behind a rejection
-        are read only where lengths differ and there are draft logits.
+        no vocabulary-sized tensor is copied or allocated; no host synchronisation on a GPU; rows behind a rejection
+        decide nothing, and a CPU does not read them.
 
     Source: Leviathan et al. 2023, algorithm 1; `rejection_sampler_utils.py` of vLLM 0.33.0.
 
@@ -106,25 +105,30 @@ def rejection_sample_by_slot(
         watermark_key=watermark_key,
         fly_window_size=fly_window_size or None,
     )
-    inputs = _Inputs(target_logits, draft_logits, draft_sampled, cu_num_logits, pos, idx_mapping, temperature, seed)
-    if not _is_padded_round(inputs, num_speculative_steps):
-        inputs = _checked(inputs, num_speculative_steps)
-    try:
-        if inputs.target.shape[0] == inputs.slot.shape[0] * (num_speculative_steps + 1):
-            emitted = _equal_lengths(inputs, num_speculative_steps)
-        elif inputs.draft is None:
-            emitted = _flat(inputs, num_speculative_steps)
-        else:
-            emitted = _row_by_row(inputs, expanded_idx_mapping, expanded_local_pos, inputs.draft)
-    except IndexError as error:
-        raise ValueError(
-            f"idx_mapping, expanded_idx_mapping: expected slots of temperature and seed, below {temperature.shape[0]} "
-            f"and {seed.shape[0]}, got {idx_mapping.tolist()} and {expanded_idx_mapping.tolist()}"
-        ) from error
+    inputs = _checked(
+        _Inputs(target_logits, draft_logits, draft_sampled, cu_num_logits, pos, idx_mapping, temperature, seed),
+        num_speculative_steps,
+    )
+    for name, expanded in (
+        ("expanded_idx_mapping", expanded_idx_mapping),
+        ("expanded_local_pos", expanded_local_pos),
+    ):
+        checks.check_index(name, expanded, draft_sampled.shape, inputs.target.device)
     if output_status is not None:
         checks.check_tensor("output_status", output_status, inputs.slot.shape, (torch.int32,), inputs.target.device)
-        output_status |= emitted.status
-    return emitted.token_ids, emitted.num_emitted.int()
+    num_reqs, device = idx_mapping.shape[0], inputs.target.device
+    sampled = torch.empty((num_reqs, num_speculative_steps + 1), dtype=torch.int64, device=device)
+    num_sampled = torch.zeros(num_reqs, dtype=torch.int32, device=device)
+    try:
+        verify_into(
+            sampled, draft_sampled, inputs.target, draft_logits, num_speculative_steps, cu_num_rows=cu_num_logits,
+            slots=idx_mapping, temperature=temperature, seed=seed, position=pos, emitted_total=num_sampled,
+            status_total=output_status,
+        )  # fmt: skip
+    except InvalidInputError as error:
+        _explain(inputs, num_speculative_steps, error)
+        raise
+    return sampled, num_sampled
 
 
 class _Inputs(NamedTuple):
@@ -140,141 +144,30 @@ class _Inputs(NamedTuple):
     seed: torch.Tensor
 
 
-class _Emitted(NamedTuple):
-    """What a layout returns, of every request."""
-
-    token_ids: torch.Tensor
-    num_emitted: torch.Tensor
-    status: torch.Tensor
-
-
-def _is_padded_round(inputs: _Inputs, steps: int) -> bool:
-    """Return whether the shapes are those of equal lengths, for which verify checks what is left."""
-    tensors: tuple[object, ...] = inputs[:1] + inputs[2:]
-    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
-        return False
-    target, slot = inputs.target, inputs.slot
-    if target.dim() != 2 or slot.dim() != 1 or slot.dtype not in _INDICES or target.stride(1) != 1:
-        return False
-    rows = (slot.shape[0] * (steps + 1),)
-    draft_vocab = inputs.draft.shape[-1] if isinstance(inputs.draft, torch.Tensor) else target.shape[1]
-    return (
-        target.shape == (*rows, draft_vocab)
-        and inputs.draft_sampled.shape == inputs.position.shape == rows
-        and inputs.temperature.dim() == inputs.seed.dim() == 1
-    )
-
-
 def _checked(inputs: _Inputs, steps: int) -> _Inputs:
     target = checks.check_rows("target_logits", inputs.target, (None, None), None)
-    device, num_logits = target.device, target.shape[0]
+    device, (num_logits, vocab) = target.device, target.shape
     checks.check_index("idx_mapping", inputs.slot, (None,), device)
     checks.check_index("cu_num_logits", inputs.bounds, (inputs.slot.shape[0] + 1,), device)
     checks.check_index("draft_sampled", inputs.draft_sampled, (num_logits,), device)
     checks.check_index("pos", inputs.position, (num_logits,), device)
     checks.check_tensor("temperature", inputs.temperature, (None,), _REALS, device)
-    checks.check_tensor("seed", inputs.seed, (None,), (torch.int64,), device)
+    checks.check_tensor("seed", inputs.seed, (None,), _SEED_DTYPES, device)
     if inputs.draft is None:
         return inputs
-    checks.check_rows("draft_logits", inputs.draft, (None, steps, None), device)
-    vocab, draft_vocab = target.shape[1], inputs.draft.shape[2]
+    draft_vocab = checks.check_rows("draft_logits", inputs.draft, (None, steps, None), device).shape[2]
     if draft_vocab > vocab:
         raise ValueError(f"draft_logits: expected at most the target's {vocab} columns, got {draft_vocab}")
     return inputs._replace(target=target[:, :draft_vocab]) if draft_vocab < vocab else inputs
 
 
-def _sampled(temperature: torch.Tensor) -> torch.Tensor:
-    """Return the temperature left to apply to target rows: 0 (greedy) or 1, for they are tempered already."""
-    return temperature.ge(GREEDY_TEMPERATURE).float()
-
-
-def _equal_lengths(inputs: _Inputs, steps: int) -> _Emitted:
-    """Verify a padded round: as many rows as fit leave no room for a shorter request."""
-    temperature = inputs.temperature.index_select(0, inputs.slot)
-    has_draft = inputs.draft is not None
-    result = verify(
-        inputs.draft_sampled.view(-1, steps + 1).narrow(1, 1, steps),
-        inputs.target.as_strided(
-            (inputs.slot.shape[0], steps + 1, inputs.target.shape[1]),
-            (inputs.target.stride(0) * (steps + 1), inputs.target.stride(0), 1),
-        ),
-        inputs.draft,
-        temperature=_sampled(temperature),
-        draft_sampling=Sampling(temperature) if has_draft else None,
-        draft_index=inputs.slot if has_draft else None,
-        seed=inputs.seed.index_select(0, inputs.slot),
-        position=inputs.position[:: steps + 1].long(),
-    )
-    return _Emitted(result.token_ids, result.num_emitted, result.status)
-
-
-def _flat(inputs: _Inputs, steps: int) -> _Emitted:
-    """Verify a flat round of point-mass drafts."""
-    num_logits, num_reqs = inputs.target.shape[0], inputs.slot.shape[0]
-    device = inputs.target.device
-    bounds = inputs.bounds - torch.arange(num_reqs + 1, device=device, dtype=inputs.bounds.dtype)
-    drafts = torch.arange(num_logits - num_reqs, device=device, dtype=inputs.bounds.dtype)
-    # One row of each request before this one, and the first of its own, hold no draft.
-    request = torch.searchsorted(bounds[1:], drafts, right=True)
-    row = (drafts + request + 1).clamp(max=num_logits - 1)
-    result = verify_flat(
-        inputs.draft_sampled[row],
-        inputs.target,
-        cu_num_draft_tokens=bounds,
-        max_num_draft_tokens=steps,
-        temperature=_sampled(inputs.temperature[inputs.slot]),
-        seed=inputs.seed[inputs.slot],
-        position=inputs.position[inputs.bounds[:-1].clamp(0, max(num_logits - 1, 0))].long(),
-    )
-    return _Emitted(result.token_ids, result.num_emitted, result.status)
-
-
-def _row_by_row(inputs: _Inputs, slot: torch.Tensor, step: torch.Tensor, draft: torch.Tensor) -> _Emitted:
-    """Verify every row as a round of at most one draft token, and string the rounds of each request together."""
-    num_logits, steps = inputs.target.shape[0], draft.shape[1]
-    device = inputs.target.device
-    checks.check_index("expanded_idx_mapping", slot, (num_logits,), device)
-    checks.check_index("expanded_local_pos", step, (num_logits,), device)
-    length = inputs.bounds.diff() - 1
-    fits = (length >= 0) & (length <= steps)
-    if checks.host_readable(device) and not bool(fits.all()):
-        raise ValueError(f"cu_num_logits: expected 1..{steps + 1} rows a request, got {(length + 1).tolist()}")
-    by_step, slot_rows = _steps_as_slots(draft)
-    drafted = torch.ones(num_logits, dtype=torch.int64, device=device)
-    drafted.index_fill_(0, (inputs.bounds[1:].long() - 1).clamp(0, num_logits - 1), 0)
-    temperature = inputs.temperature[slot]
-    rounds = verify(
-        inputs.draft_sampled.roll(-1).unsqueeze(1),
-        inputs.target.unsqueeze(1).expand(-1, 2, -1),
-        by_step,
-        num_draft_tokens=drafted,
-        temperature=_sampled(temperature),
-        draft_sampling=Sampling(temperature),
-        draft_index=slot.long() * slot_rows + step.clamp(0, steps - 1),
-        seed=inputs.seed[slot],
-        position=inputs.position.long(),
-    )
-    index = (inputs.bounds[:-1].unsqueeze(1) + torch.arange(steps + 1, device=device)).clamp(max=num_logits - 1)
-    kept = rounds.num_accepted[index].cumprod(1)
-    reached = torch.nn.functional.pad(kept[:, :-1], (1, 0), value=1) * fits.unsqueeze(1)
-    token_ids = rounds.token_ids[:, 0][index].masked_fill_(reached == 0, -1)
-    status = torch.where(fits, 0, int(Status.INVALID_NUM_DRAFT_TOKENS)).int()
-    for column in (rounds.status[index] * reached).unbind(1):
-        status |= column.int()
-    return _Emitted(token_ids, token_ids.ge(0).sum(1), status)
-
-
-def _steps_as_slots(draft: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return a view of one row a slot, and how many of those a slot of `draft` spans."""
-    slots, steps, vocab = draft.shape
-    stride_slot, stride_step, _ = draft.stride()
-    if steps == 1:
-        return draft, 1
-    # The stride of a single slot means nothing.
-    span = steps if slots == 1 else stride_slot // max(stride_step, 1)
-    if stride_step == 0 or (slots > 1 and stride_slot % stride_step):
+def _explain(inputs: _Inputs, steps: int, error: InvalidInputError) -> None:
+    """Raise a ValueError in the engine's terms if rows or slots are what a CPU found out of range."""
+    rows = inputs.bounds.diff()
+    if int(inputs.bounds[0]) != 0 or bool(((rows < 1) | (rows > steps + 1)).any()):
         raise ValueError(
-            "draft_logits: expected the stride of slots to be a multiple of the stride of steps where lengths differ, "
-            f"got strides {draft.stride()}"
-        )
-    return draft.as_strided(((slots - 1) * span + steps, 1, vocab), (stride_step, stride_step, 1)), span
+            f"cu_num_logits: expected 1..{steps + 1} rows a request from 0 on, got {inputs.bounds.tolist()}"
+        ) from error
+    slots = min(tensor.shape[0] for tensor in (inputs.temperature, inputs.seed, inputs.draft) if tensor is not None)
+    if bool(((inputs.slot < 0) | (inputs.slot >= slots)).any()):
+        raise ValueError(f"idx_mapping: expected slots in 0..{slots - 1}, got {inputs.slot.tolist()}") from error
