@@ -109,6 +109,29 @@ SPECKER_INLINE Value sum_of_lanes(const Value* lanes) {
   }
 }
 
+// Sums what `term` gives for the entries, `threshold` and above, in float32 over 8 terms and float64 beyond.
+template <bool FILTERED, class Term>
+static double sum_terms(const Entries& entries, float threshold, Term term) {
+  constexpr int64_t TERMS = CHUNK / LANES;
+  double lanes[LANES] = {};
+  for (const float* chunk = entries.values; chunk < entries.values + entries.padded; chunk += CHUNK) {
+#pragma omp simd
+    for (int64_t lane = 0; lane < LANES; ++lane) {
+      float terms[TERMS];
+#pragma GCC unroll 8
+      for (int64_t part = 0; part < TERMS; ++part) {
+        const float value = chunk[part * LANES + lane];
+        const float weight = term(value);
+        terms[part] = !FILTERED || value >= threshold ? weight : 0.0f;
+      }
+      const float low = (terms[0] + terms[1]) + (terms[2] + terms[3]);
+      const float high = (terms[4] + terms[5]) + (terms[6] + terms[7]);
+      lanes[lane] += static_cast<double>(low + high);
+    }
+  }
+  return sum_of_lanes<LANES>(lanes);
+}
+
 struct Measure {
   float largest;
   bool valid;
@@ -171,4 +194,34 @@ static Measure load_and_measure(const Row& row, int64_t begin, int64_t end, floa
                           [=](int64_t index) { return buffer[index] = widen_bfloat16(source[index]); });
   }
   return measure_values(row.is_probs, count, [=](int64_t index) { return buffer[index] = widen_float16(source[index]); });
+}
+
+// The same of logits where they lie, by the bits: as signed integers they have the order of the floats that are
+// positive, as unsigned ones the reverse order of those that are not. A maximum of integers costs half that of floats.
+template <class Signed, class Unsigned>
+static Measure measure_words(const Unsigned* words, int64_t count, Unsigned infinity, float (*widen_one)(Unsigned)) {
+  constexpr Unsigned SIGN_BIT = static_cast<Unsigned>(Unsigned(1) << (8 * sizeof(Unsigned) - 1));
+  Signed most = static_cast<Signed>(SIGN_BIT);
+  Unsigned widest = 0, least = static_cast<Unsigned>(~Unsigned(0));
+#pragma omp simd reduction(max : most, widest) reduction(min : least)
+  for (int64_t index = 0; index < count; ++index) {
+    const Unsigned word = words[index];
+    const Signed number = static_cast<Signed>(word);
+    most = number > most ? number : most;
+    widest = word > widest ? word : widest;
+    least = word < least ? word : least;
+  }
+  const Unsigned largest = most >= 0 ? static_cast<Unsigned>(most) : least;
+  const bool valid = widest <= static_cast<Unsigned>(infinity | SIGN_BIT) && (most < 0 || largest < infinity);
+  return {widen_one(largest), valid};
+}
+
+static Measure measure_logits(const Row& row, int64_t begin, int64_t count) {
+  const char* data = row.data + begin * width_of(row.dtype);
+  if (row.dtype == DType::FLOAT32) {
+    return measure_words<int32_t>(reinterpret_cast<const uint32_t*>(data), count, 0x7f800000u, float_from_bits);
+  }
+  const uint16_t* words = reinterpret_cast<const uint16_t*>(data);
+  if (row.dtype == DType::BFLOAT16) return measure_words<int16_t>(words, count, uint16_t(0x7f80), widen_bfloat16);
+  return measure_words<int16_t>(words, count, uint16_t(0x7c00), widen_float16);
 }

@@ -126,11 +126,3 @@ SPECKER_INLINE double wide_exponential(double difference, const WideExponentialS
   __builtin_memcpy(&power, &power_bits, sizeof power);
   return product > -1010.0 ? power : 0.0;
 }
-
-static void weigh(const float* differences, float* weights, int64_t count, double temperature) {
-  const ExponentialScale scale = exponential_scale(temperature);
-#pragma omp simd
-  for (int64_t index = 0; index < count; ++index) {
-    weights[index] = exponential(differences[index], scale);
-  }
-}

@@ -9,6 +9,13 @@ namespace {
 #include "exponential.h"
 #include "adjust.h"
 #include "entries.h"
+#include "shard_sum.h"
+#if defined(SPECKER_LANES)
+#include "power.h"
+#include "chunks_lanes.h"
+#else
+#include "chunks_plain.h"
+#endif
 #include "weights.h"
 #include "row.h"
 #include "onepass.h"
@@ -20,6 +27,12 @@ namespace {
 #include "statistics.h"
 #include "emit.h"
 #include "subtract.h"
+#if defined(SPECKER_LANES)
+#include "subtract_lanes.h"
+#else
+#include "subtract_plain.h"
+#endif
+#include "fast_residual.h"
 #include "residual.h"
 #include "sample.h"
 #include "round.h"

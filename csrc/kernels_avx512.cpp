@@ -11,9 +11,15 @@
 
 // After the standard headers: their inline functions must stay runnable everywhere.
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma"), min_vector_width(512))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c"), min_vector_width(512))), apply_to = function)
 #else
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512")
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prefer-vector-width=512")
+#endif
+
+#if !defined(__clang__)
+// The intrinsics of GCC 12 start from a register that they leave undefined on purpose.
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
 #define SPECKER_INLINE [[gnu::always_inline]] static inline
@@ -21,6 +27,8 @@
 
 namespace specker {
 namespace {
+
+#include "lanes_avx512.h"
 
 // The compiler has no plain loop for what one instruction does: moving the chosen entries together.
 constexpr int64_t COMPRESSED = 16;

@@ -77,6 +77,18 @@ static inline float load_largest(const Row& row, int64_t shard, float* buffer, E
   return measure.valid && measure.largest < __builtin_inff() ? measure.largest : __builtin_nanf("");
 }
 
+// The largest value of a shard that is not needed besides.
+static inline float largest_of_shard(const Row& row, int64_t shard) {
+  if (row.is_probs || row.adjusts()) {
+    alignas(64) float buffer[SHARD];
+    Entries entries;
+    return load_largest(row, shard, buffer, &entries);
+  }
+  const int64_t begin = shard * SHARD, rest = row.vocab - begin;
+  const Measure measure = measure_logits(row, begin, rest < SHARD ? rest : SHARD);
+  return measure.valid ? measure.largest : __builtin_nanf("");
+}
+
 static bool merge_largest(const Row& row, RowStatistics* statistics) {
   float largest = -__builtin_inff();
   for (int64_t shard = 0; shard < num_shards(row.vocab); ++shard) {
@@ -102,9 +114,7 @@ static int64_t find_argmax(const Row& row, const RowStatistics& statistics) {
 
 static void greedy_statistics(const Row& row, Executor executor, RowStatistics* statistics) {
   for_shards(executor, num_shards(row.vocab), [&](int64_t shard) {
-    alignas(64) float buffer[SHARD];
-    Entries entries;
-    statistics->shard_largest[shard] = load_largest(row, shard, buffer, &entries);
+    statistics->shard_largest[shard] = largest_of_shard(row, shard);
   });
   statistics->valid = merge_largest(row, statistics);
   if (!statistics->valid) return;

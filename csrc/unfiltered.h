@@ -86,9 +86,7 @@ static void unfiltered_statistics(const Row& row, const Law& law, Executor execu
   for_shards(executor, num_shards(row.vocab), [&](int64_t shard) {
     ShardSum sum = {0.0f, 0.0, 0.0};
     if (proven) {
-      alignas(64) float buffer[SHARD];
-      Entries entries;
-      sum.largest = load_largest(row, shard, buffer, &entries);
+      sum.largest = largest_of_shard(row, shard);
     } else {
       sum = sum_shard(row, law, shard);
     }

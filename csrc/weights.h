@@ -1,8 +1,8 @@
 // How values become weights, one exponential an entry.
 //
 // A weight is exp((value - reference) / temperature), or (value / reference) ** (1 / temperature) where rows hold
-// probabilities; the reference is near the largest value of a shard or row, so float32 suffices. Sums are float32 over 8
-// terms and float64 beyond, in 64 fixed lanes: every instruction set with a fused multiply-add gives the same bits.
+// probabilities; the reference is near the largest value of a shard or row, so float32 suffices. Sums run
+// in fixed lanes: every instruction set with a fused multiply-add gives the same bits.
 
 enum class Weighing { EXPONENTIAL, WIDE_EXPONENTIAL, LINEAR, POWER };
 
@@ -50,39 +50,14 @@ static double fixed_sum(const Value* values, int64_t count) {
 
 template <Weighing WEIGHING>
 SPECKER_INLINE float float_weight(const Law& law, float value, float reference) {
-  if (WEIGHING == Weighing::EXPONENTIAL) return exponential(value - reference, law.scale);
   if (WEIGHING == Weighing::LINEAR) return value / reference;
   return static_cast<float>(relative_weight(law, value, reference));
 }
 
-// Sums are taken of shifted exponentials, and the factor is taken back once.
-template <Weighing WEIGHING>
-SPECKER_INLINE float sum_term(const Law& law, float value, float reference) {
-  if (WEIGHING == Weighing::EXPONENTIAL) return shifted_exponential(value - reference, law.scale);
-  return float_weight<WEIGHING>(law, value, reference);
-}
-
 template <Weighing WEIGHING, bool FILTERED>
 static double sum_chunks(const Law& law, const Entries& entries, float reference, float threshold) {
-  constexpr int64_t TERMS = CHUNK / LANES;
-  double lanes[LANES] = {};
-  for (const float* chunk = entries.values; chunk < entries.values + entries.padded; chunk += CHUNK) {
-#pragma omp simd
-    for (int64_t lane = 0; lane < LANES; ++lane) {
-      float terms[TERMS];
-#pragma GCC unroll 8
-      for (int64_t part = 0; part < TERMS; ++part) {
-        const float value = chunk[part * LANES + lane];
-        const float weight = sum_term<WEIGHING>(law, value, reference);
-        terms[part] = !FILTERED || value >= threshold ? weight : 0.0f;
-      }
-      const float low = (terms[0] + terms[1]) + (terms[2] + terms[3]);
-      const float high = (terms[4] + terms[5]) + (terms[6] + terms[7]);
-      lanes[lane] += static_cast<double>(low + high);
-    }
-  }
-  const double sum = sum_of_lanes<LANES>(lanes);
-  return WEIGHING == Weighing::EXPONENTIAL ? sum * EXPONENT_SHIFT : sum;
+  return sum_terms<FILTERED>(entries, threshold,
+                             [&](float value) { return float_weight<WEIGHING>(law, value, reference); });
 }
 
 template <Weighing WEIGHING, bool FILTERED>
@@ -99,7 +74,7 @@ template <bool FILTERED>
 static double sum_weights(const Law& law, const Entries& entries, float reference, float threshold) {
   switch (law.weighing) {
     case Weighing::EXPONENTIAL:
-      return sum_chunks<Weighing::EXPONENTIAL, FILTERED>(law, entries, reference, threshold);
+      return sum_exponentials<FILTERED>(law.scale, entries, reference, threshold);
     case Weighing::WIDE_EXPONENTIAL:
       return sum_chunks<Weighing::WIDE_EXPONENTIAL, FILTERED>(law, entries, reference, threshold);
     case Weighing::LINEAR:
@@ -113,7 +88,7 @@ template <bool FILTERED>
 static void weigh_entries(const Law& law, const Entries& entries, float reference, float threshold, float* weights) {
   switch (law.weighing) {
     case Weighing::EXPONENTIAL:
-      return weigh_chunks<Weighing::EXPONENTIAL, FILTERED>(law, entries, reference, threshold, weights);
+      return weigh_exponentials<FILTERED>(law.scale, entries, reference, threshold, weights);
     case Weighing::WIDE_EXPONENTIAL:
       return weigh_chunks<Weighing::WIDE_EXPONENTIAL, FILTERED>(law, entries, reference, threshold, weights);
     case Weighing::LINEAR:
@@ -133,4 +108,9 @@ static inline void kept_weights(const Law& law, const Entries& entries, float re
                                 float* weights) {
   threshold > -__builtin_inff() ? weigh_entries<true>(law, entries, reference, threshold, weights)
                                 : weigh_entries<false>(law, entries, reference, threshold, weights);
+}
+
+// exp(differences / temperature), for tests.
+static void weigh(const float* differences, float* weights, int64_t count, double temperature) {
+  weigh_exponentials<false>(exponential_scale(temperature), {differences, count, count}, 0.0f, 0.0f, weights);
 }
