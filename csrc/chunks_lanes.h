@@ -9,34 +9,54 @@ constexpr int64_t HALF_BUNDLE = BUNDLE / 2;
 constexpr int64_t TREE = 8;
 constexpr int64_t TREES = 4;
 
-// Entries come in pairs of vectors: 32 bits hold two of 16. `half` is the number of a vector in half a bundle.
-struct FloatSource {
-  const float* values;
-  SPECKER_INLINE void pair(const float* at, int64_t half, Words* first, Words* second) {
-    *first = load_words(at + half * SPECKER_LANES), *second = load_words(at + HALF_BUNDLE + half * SPECKER_LANES);
-  }
-};
-
-struct Bfloat16Source {
-  const uint16_t* values;
-  SPECKER_INLINE void pair(const uint16_t* at, int64_t half, Words* first, Words* second) {
-    const Words words = load_words(at + 2 * half * SPECKER_LANES);
-    *first = shift_left<16>(words), *second = both(words, all_words(0xffff0000u));
-  }
-};
-
-struct Float16Source {
-  const uint16_t* values;
-  SPECKER_INLINE void pair(const uint16_t* at, int64_t half, Words* first, Words* second) {
-    *first = words_of(widen_halves(at + half * SPECKER_LANES));
-    *second = words_of(widen_halves(at + HALF_BUNDLE + half * SPECKER_LANES));
-  }
-};
+constexpr uint32_t NEGATIVE_INFINITY = 0xff800000u;
+constexpr uint32_t SIGN = 0x80000000u;
+constexpr uint32_t HIGH_BITS = 0xffff0000u;
 
 struct Pair {
   Floats first;
   Floats second;
 };
+
+// Half a bundle, or a vector's share of it, as it is loaded, and as floats. `half` is the number of the share. The bits of
+// what is loaded are ordered as integers of BITS bits.
+struct FloatSource {
+  static constexpr int BITS = 32, VECTORS = 2;
+  const float* values;
+  SPECKER_INLINE void load(const float* at, int64_t half, Words* loaded) {
+    loaded[0] = load_words(at + half * SPECKER_LANES), loaded[1] = load_words(at + HALF_BUNDLE + half * SPECKER_LANES);
+  }
+  SPECKER_INLINE Pair widen(const Words* loaded) { return {floats_of(loaded[0]), floats_of(loaded[1])}; }
+};
+
+// 32 bits hold two entries.
+struct Bfloat16Source {
+  static constexpr int BITS = 16, VECTORS = 1;
+  const uint16_t* values;
+  SPECKER_INLINE void load(const uint16_t* at, int64_t half, Words* loaded) {
+    loaded[0] = load_words(at + 2 * half * SPECKER_LANES);
+  }
+  SPECKER_INLINE Pair widen(const Words* loaded) {
+    return {floats_of(shift_left<16>(loaded[0])), floats_of(both(loaded[0], all_words(HIGH_BITS)))};
+  }
+};
+
+struct Float16Source {
+  static constexpr int BITS = 32, VECTORS = 2;
+  const uint16_t* values;
+  SPECKER_INLINE void load(const uint16_t* at, int64_t half, Words* loaded) {
+    loaded[0] = words_of(widen_halves(at + half * SPECKER_LANES));
+    loaded[1] = words_of(widen_halves(at + HALF_BUNDLE + half * SPECKER_LANES));
+  }
+  SPECKER_INLINE Pair widen(const Words* loaded) { return {floats_of(loaded[0]), floats_of(loaded[1])}; }
+};
+
+template <class Source, class Element>
+SPECKER_INLINE Pair load_pair(const Element* at, int64_t half) {
+  Words loaded[Source::VECTORS];
+  Source::load(at, half, loaded);
+  return Source::widen(loaded);
+}
 
 // Sums what `term` gives for COUNT bundles, the nearest first.
 template <int64_t COUNT, class Term>
@@ -71,13 +91,12 @@ SPECKER_INLINE double sum_bundles(int64_t padded, const Term& term) {
 }
 
 template <class Source>
-static float largest_of_chunk(const Source& source) {
+static float largest_of_chunk(const Source& source, int64_t size) {
   Floats largest = all_floats(-__builtin_inff());
-  for (int64_t begin = 0; begin < CHUNK; begin += BUNDLE) {
+  for (int64_t begin = 0; begin < size; begin += BUNDLE) {
     for (int64_t half = 0; half < HALF_BUNDLE / SPECKER_LANES; ++half) {
-      Words first, second;
-      Source::pair(source.values + begin, half, &first, &second);
-      largest = larger(floats_of(first), larger(floats_of(second), largest));
+      const Pair pair = load_pair<Source>(source.values + begin, half);
+      largest = larger(pair.first, larger(pair.second, largest));
     }
   }
   float lanes[SPECKER_LANES];
@@ -85,55 +104,42 @@ static float largest_of_chunk(const Source& source) {
   return largest_lane<SPECKER_LANES>(lanes);
 }
 
-template <class Choose>
-SPECKER_INLINE uint32_t fold(Words words, Choose choose) {
-  uint32_t lanes[SPECKER_LANES];
-  store(lanes, words);
-  uint32_t chosen = lanes[0];
-  for (int64_t lane = 1; lane < SPECKER_LANES; ++lane) chosen = choose(chosen, lanes[lane]);
-  return chosen;
+// A word of 32 bits for lanes of BITS, cut off where those are 16.
+template <int BITS>
+SPECKER_INLINE Words all_lanes(uint32_t word) {
+  return all_words(BITS == 32 ? word : (word & HIGH_BITS) | word >> 16);
 }
 
-// How the bits of a shard's floats are ordered: as signed integers where its largest value is positive, and the bound
-// below which nothing weighs may be positive too; as unsigned ones, the other way round, where it is negative.
-enum class Order { POSITIVE, POSITIVE_BOUND, NEGATIVE };
+// Lanes of 16 bits chosen pairwise, in the high bits of lanes of 32.
+template <int BITS, class Choose>
+SPECKER_INLINE Words widen_chosen(Words words, Choose choose) {
+  return BITS == 32 ? words : choose(shift_left<16>(words), both(words, all_words(HIGH_BITS)));
+}
 
-constexpr uint32_t NEGATIVE_INFINITY = 0xff800000u;
-constexpr uint32_t SIGN = 0x80000000u;
-
-template <Order ORDER, class Source>
-static bool sum_ordered(float exponent, const Source& source, int64_t padded, const ExponentialScale& scale,
-                        float bound, ShardSum* whole) {
+// As integers, floats of one sign are in order, negative ones the other way round. `bound` is what weighs 2^-160.
+template <bool BOUND_IS_NEGATIVE, class Source>
+static bool sum_above(float bound, float exponent, const Source& source, int64_t padded, const ExponentialScale& scale,
+                      ShardSum* whole) {
+  constexpr int BITS = Source::BITS;
   const Power power = make_power(scale, exponent);
-  const Words lowest = words_of(all_floats(bound));
-  Words extreme = all_words(ORDER == Order::NEGATIVE ? ~0u : SIGN), widest = all_words(0);
-  const auto clamp = [&](Words words) __attribute__((always_inline)) {
-    return ORDER == Order::POSITIVE_BOUND ? most_signed(words, lowest) : least_unsigned(words, lowest);
-  };
+  const Words lowest = all_lanes<BITS>(bits_of_float(bound));
+  Words most = all_lanes<BITS>(SIGN), least = all_words(~0u), widest = all_words(0);
   const auto weigh_pair = [&](int64_t bundle, int64_t half) __attribute__((always_inline)) -> Pair {
-    Words first, second;
-    Source::pair(source.values + bundle, half, &first, &second);
-    // A NaN with a sign is wider than all else.
-    widest = most_unsigned(widest, most_unsigned(first, second));
-    extreme = ORDER == Order::NEGATIVE ? least_unsigned(extreme, least_unsigned(first, second))
-                                       : most_signed(extreme, most_signed(first, second));
-    return {power_of(power, floats_of(clamp(first))), power_of(power, floats_of(clamp(second)))};
+    Words loaded[Source::VECTORS];
+    Source::load(source.values + bundle, half, loaded);
+    for (Words& words : loaded) {
+      // A NaN with a sign is wider than all else.
+      widest = most_unsigned<BITS>(widest, words);
+      most = most_signed<BITS>(most, words), least = least_unsigned<BITS>(least, words);
+      words = BOUND_IS_NEGATIVE ? least_unsigned<BITS>(words, lowest) : most_signed<BITS>(words, lowest);
+    }
+    const Pair pair = Source::widen(loaded);
+    return {power_of(power, pair.first), power_of(power, pair.second)};
   };
   whole->mass = sum_bundles(padded, weigh_pair) * EXPONENT_SHIFT;
-  if (fold(widest, [](uint32_t left, uint32_t right) { return left > right ? left : right; }) > NEGATIVE_INFINITY) {
-    return false;
-  }
-  uint32_t largest;
-  if (ORDER == Order::NEGATIVE) {
-    largest = fold(extreme, [](uint32_t left, uint32_t right) { return left < right ? left : right; });
-    if (largest < SIGN) return false;
-  } else {
-    largest = fold(extreme, [](uint32_t left, uint32_t right) {
-      return static_cast<int32_t>(left) > static_cast<int32_t>(right) ? left : right;
-    });
-    // Nothing positive: what the chunks before hold is larger.
-    if (largest >= SIGN) largest = NEGATIVE_INFINITY;
-  }
+  if (most_unsigned_lane(widen_chosen<BITS>(widest, most_unsigned<32>)) > NEGATIVE_INFINITY) return false;
+  uint32_t largest = static_cast<uint32_t>(most_signed_lane(widen_chosen<BITS>(most, most_signed<32>)));
+  if (largest >= SIGN) largest = least_unsigned_lane(widen_chosen<BITS>(least, least_unsigned<32>));
   whole->largest = float_from_bits(largest);
   return whole->largest * scale.high - exponent <= LARGEST_EXPONENT;
 }
@@ -141,12 +147,11 @@ static bool sum_ordered(float exponent, const Source& source, int64_t padded, co
 // What lies too far below the reference to weigh is not told apart. Returns false where an entry is no number or exceeds
 // it by far.
 template <class Source>
-static bool sum_relative_to(const Reference& reference, const Source& source, int64_t padded,
-                            const ExponentialScale& scale, ShardSum* whole) {
-  const float exponent = reference.exponent, bound = (exponent - LOWEST_EXPONENT) / scale.high;
-  if (!reference.positive) return sum_ordered<Order::NEGATIVE>(exponent, source, padded, scale, bound, whole);
-  if (bound < 0.0f) return sum_ordered<Order::POSITIVE>(exponent, source, padded, scale, bound, whole);
-  return sum_ordered<Order::POSITIVE_BOUND>(exponent, source, padded, scale, bound, whole);
+static bool sum_relative_to(float exponent, const Source& source, int64_t padded, const ExponentialScale& scale,
+                            ShardSum* whole) {
+  const float bound = (exponent - LOWEST_EXPONENT) / scale.high;
+  return bound < 0.0f ? sum_above<true>(bound, exponent, source, padded, scale, whole)
+                      : sum_above<false>(bound, exponent, source, padded, scale, whole);
 }
 
 // Weights of differences to a reference, `threshold` and above.

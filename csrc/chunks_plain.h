@@ -31,13 +31,12 @@ struct Float16Source {
 };
 
 template <class Source>
-static float largest_of_chunk(const Source& source) {
+static float largest_of_chunk(const Source& source, int64_t size) {
   float largest[HALF];
 #pragma omp simd
   for (int64_t lane = 0; lane < HALF; ++lane) {
     float most = -__builtin_inff(), other = most;
-#pragma GCC unroll 8
-    for (int64_t part = 0; part < CHUNK; part += LANES) {
+    for (int64_t part = 0; part < size; part += LANES) {
       float first, second;
       Source::pair(source.values + part, lane, &first, &second);
       most = larger(first, most), other = larger(second, other);
@@ -50,9 +49,8 @@ static float largest_of_chunk(const Source& source) {
 // Sums relative to 2^exponent. What lies too far below it to weigh is not looked at for the largest value either.
 // Returns false where an entry is no number or exceeds the reference by far.
 template <class Source>
-static bool sum_relative_to(const Reference& reference, const Source& source, int64_t padded,
-                            const ExponentialScale scale, ShardSum* whole) {
-  const float exponent = reference.exponent;
+static bool sum_relative_to(float exponent, const Source& source, int64_t padded, const ExponentialScale scale,
+                            ShardSum* whole) {
   const float magic = MAGIC - exponent, lowest = (exponent - LOWEST_EXPONENT) / scale.high;
   float largest[LANES], checks[HALF];
   double lanes[LANES] = {};

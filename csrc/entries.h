@@ -42,6 +42,12 @@ SPECKER_INLINE float float_from_bits(uint32_t bits) {
   return value;
 }
 
+SPECKER_INLINE uint32_t bits_of_float(float value) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
 SPECKER_INLINE float widen_bfloat16(uint16_t bits) { return float_from_bits(static_cast<uint32_t>(bits) << 16); }
 
 SPECKER_INLINE float widen_float16(uint16_t bits) {

@@ -19,18 +19,24 @@ template <int BITS>
 SPECKER_INLINE Words shift_left(Words words) {
   return _mm256_slli_epi32(words, BITS);
 }
-SPECKER_INLINE Words most_signed(Words left, Words right) { return _mm256_max_epi32(left, right); }
-SPECKER_INLINE Words most_unsigned(Words left, Words right) { return _mm256_max_epu32(left, right); }
-SPECKER_INLINE Words least_unsigned(Words left, Words right) { return _mm256_min_epu32(left, right); }
+SPECKER_INLINE Words least_signed(Words left, Words right) { return _mm256_min_epi32(left, right); }
+// Maxima and minima of lanes of 32 or 16 bits.
+template <int BITS>
+SPECKER_INLINE Words most_signed(Words left, Words right) {
+  return BITS == 32 ? _mm256_max_epi32(left, right) : _mm256_max_epi16(left, right);
+}
+template <int BITS>
+SPECKER_INLINE Words most_unsigned(Words left, Words right) {
+  return BITS == 32 ? _mm256_max_epu32(left, right) : _mm256_max_epu16(left, right);
+}
+template <int BITS>
+SPECKER_INLINE Words least_unsigned(Words left, Words right) {
+  return BITS == 32 ? _mm256_min_epu32(left, right) : _mm256_min_epu16(left, right);
+}
 
 SPECKER_INLINE Floats fused(Floats left, Floats right, Floats addend) { return _mm256_fmadd_ps(left, right, addend); }
-// addend - left * right
-SPECKER_INLINE Floats fused_minus(Floats left, Floats right, Floats addend) {
-  return _mm256_fnmadd_ps(left, right, addend);
-}
 // NaN on the left gives the right.
 SPECKER_INLINE Floats larger(Floats left, Floats right) { return _mm256_max_ps(left, right); }
-SPECKER_INLINE Floats smaller(Floats left, Floats right) { return _mm256_min_ps(left, right); }
 // `chosen` where value >= bound, else 0.
 SPECKER_INLINE Floats where_reached(Floats value, Floats bound, Floats chosen) {
   return _mm256_and_ps(_mm256_cmp_ps(value, bound, _CMP_GE_OQ), chosen);
@@ -49,4 +55,20 @@ SPECKER_INLINE void add_to(double* sums, Floats values) {
   const __m128 low = _mm256_castps256_ps128(values), high = _mm256_extractf128_ps(values, 1);
   _mm256_storeu_pd(sums, _mm256_add_pd(_mm256_loadu_pd(sums), _mm256_cvtps_pd(low)));
   _mm256_storeu_pd(sums + 4, _mm256_add_pd(_mm256_loadu_pd(sums + 4), _mm256_cvtps_pd(high)));
+}
+
+// Folds lanes by halves; the one that is left stands in every lane.
+template <class Choose>
+SPECKER_INLINE int32_t fold_lanes(Words words, Choose choose) {
+  words = choose(words, _mm256_permute2x128_si256(words, words, 1));
+  words = choose(words, _mm256_shuffle_epi32(words, 0x4e));
+  words = choose(words, _mm256_shuffle_epi32(words, 0xb1));
+  return _mm256_extract_epi32(words, 0);
+}
+SPECKER_INLINE int32_t most_signed_lane(Words words) { return fold_lanes(words, most_signed<32>); }
+SPECKER_INLINE uint32_t most_unsigned_lane(Words words) {
+  return static_cast<uint32_t>(fold_lanes(words, most_unsigned<32>));
+}
+SPECKER_INLINE uint32_t least_unsigned_lane(Words words) {
+  return static_cast<uint32_t>(fold_lanes(words, least_unsigned<32>));
 }

@@ -19,18 +19,24 @@ template <int BITS>
 SPECKER_INLINE Words shift_left(Words words) {
   return _mm512_slli_epi32(words, BITS);
 }
-SPECKER_INLINE Words most_signed(Words left, Words right) { return _mm512_max_epi32(left, right); }
-SPECKER_INLINE Words most_unsigned(Words left, Words right) { return _mm512_max_epu32(left, right); }
-SPECKER_INLINE Words least_unsigned(Words left, Words right) { return _mm512_min_epu32(left, right); }
+SPECKER_INLINE Words least_signed(Words left, Words right) { return _mm512_min_epi32(left, right); }
+// Maxima and minima of lanes of 32 or 16 bits.
+template <int BITS>
+SPECKER_INLINE Words most_signed(Words left, Words right) {
+  return BITS == 32 ? _mm512_max_epi32(left, right) : _mm512_max_epi16(left, right);
+}
+template <int BITS>
+SPECKER_INLINE Words most_unsigned(Words left, Words right) {
+  return BITS == 32 ? _mm512_max_epu32(left, right) : _mm512_max_epu16(left, right);
+}
+template <int BITS>
+SPECKER_INLINE Words least_unsigned(Words left, Words right) {
+  return BITS == 32 ? _mm512_min_epu32(left, right) : _mm512_min_epu16(left, right);
+}
 
 SPECKER_INLINE Floats fused(Floats left, Floats right, Floats addend) { return _mm512_fmadd_ps(left, right, addend); }
-// addend - left * right
-SPECKER_INLINE Floats fused_minus(Floats left, Floats right, Floats addend) {
-  return _mm512_fnmadd_ps(left, right, addend);
-}
 // NaN on the left gives the right.
 SPECKER_INLINE Floats larger(Floats left, Floats right) { return _mm512_max_ps(left, right); }
-SPECKER_INLINE Floats smaller(Floats left, Floats right) { return _mm512_min_ps(left, right); }
 // `chosen` where value >= bound, else 0.
 SPECKER_INLINE Floats where_reached(Floats value, Floats bound, Floats chosen) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(value, bound, _CMP_GE_OQ), chosen);
@@ -52,3 +58,7 @@ SPECKER_INLINE void add_to(double* sums, Floats values) {
   _mm512_storeu_pd(sums, _mm512_add_pd(_mm512_loadu_pd(sums), _mm512_cvtps_pd(low)));
   _mm512_storeu_pd(sums + 8, _mm512_add_pd(_mm512_loadu_pd(sums + 8), _mm512_cvtps_pd(high)));
 }
+
+SPECKER_INLINE int32_t most_signed_lane(Words words) { return _mm512_reduce_max_epi32(words); }
+SPECKER_INLINE uint32_t most_unsigned_lane(Words words) { return _mm512_reduce_max_epu32(words); }
+SPECKER_INLINE uint32_t least_unsigned_lane(Words words) { return _mm512_reduce_min_epu32(words); }

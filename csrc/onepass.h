@@ -1,8 +1,8 @@
 // Sum of a shard's weights, its largest value and its validity in one reading.
 //
-// The weights are relative to a power of two near the largest weight of the shard's first chunk, which is known before
+// The weights are relative to a power of two near the largest weight of the shard's first entries, which is known before
 // the rest is read: the exponent is an integer, so no entry has a reference subtracted from it. Where a later entry
-// exceeds it by far, or the chunk is -inf, the shard is measured first and summed in a second reading.
+// exceeds it by far, or the first are -inf, the shard is measured first and summed in a second reading.
 
 // The value whose weight is 2^exponent.
 static inline double reference_of(float exponent, const Law& law) {
@@ -16,12 +16,10 @@ static inline bool exponent_of(const Law& law, float value, float* exponent) {
 }
 
 template <class Source>
-static bool sum_source(const Source& source, int64_t padded, const Law& law, ShardSum* sum, Reference* reference) {
-  const float largest = largest_of_chunk(source);
-  reference->positive = largest > 0.0f;
-  if (!exponent_of(law, largest, &reference->exponent)) return false;
-  sum->reference = reference_of(reference->exponent, law);
-  return sum_relative_to(*reference, source, padded, law.scale, sum);
+static bool sum_source(const Source& source, int64_t padded, const Law& law, ShardSum* sum, float* exponent) {
+  if (!exponent_of(law, largest_of_chunk(source, SAMPLE), exponent)) return false;
+  sum->reference = reference_of(*exponent, law);
+  return sum_relative_to(*exponent, source, padded, law.scale, sum);
 }
 
 // Whether entries of 16 bits are widened as they are read; only a chunk that is not whole has to be padded in a buffer.
@@ -32,12 +30,12 @@ template <class Source>
 static bool sum_pairs(const Row& row, const Source& source, int64_t begin, int64_t count, const Law& law, float* buffer,
                       ShardSum* sum) {
   const int64_t rest = count % CHUNK, whole = count - rest;
-  Reference reference;
-  if (!sum_source(source, whole, law, sum, &reference)) return false;
+  float exponent;
+  if (!sum_source(source, whole, law, sum, &exponent)) return false;
   if (rest == 0) return true;
   const Entries entries = load_entries(row, begin + whole, begin + count, buffer);
   ShardSum last;
-  if (!sum_relative_to(reference, FloatSource{entries.values}, CHUNK, law.scale, &last)) return false;
+  if (!sum_relative_to(exponent, FloatSource{entries.values}, CHUNK, law.scale, &last)) return false;
   sum->mass += last.mass;
   sum->largest = larger(sum->largest, last.largest);
   return true;
@@ -48,8 +46,8 @@ static bool sum_in_one_reading(const Row& row, const Law& law, int64_t shard, fl
   const int64_t begin = shard * SHARD, count = begin + SHARD < row.vocab ? SHARD : row.vocab - begin;
   if (!reads_pairs(row) || count < CHUNK) {
     const Entries entries = load_shard(row, shard, buffer);
-    Reference reference;
-    return sum_source(FloatSource{entries.values}, entries.padded, law, sum, &reference);
+    float exponent;
+    return sum_source(FloatSource{entries.values}, entries.padded, law, sum, &exponent);
   }
   // The hardware fetches a row that is read in order; prefetching it by hand into the 32 KiB of an L1 cache only cost.
   const uint16_t* values = reinterpret_cast<const uint16_t*>(row.data) + begin;

@@ -16,9 +16,9 @@ struct Power {
 };
 
 // Of weights times 2^64, relative to 2^exponent; the exponent is an integer.
-SPECKER_INLINE Power make_power(const ExponentialScale& scale, float exponent) {
+SPECKER_INLINE Power make_power(const ExponentialScale& scale, float exponent, const uint32_t* table = EIGHTHS) {
   return {all_floats(scale.high),     all_floats(scale.low),       all_floats(EIGHTHS_MAGIC - exponent),
-          all_floats(0x1.62e43p-1f), all_floats(0x1.ec0c32p-3f), all_floats(0x1.c6cp-5f), load_table(EIGHTHS)};
+          all_floats(0x1.62e43p-1f), all_floats(0x1.ec0c32p-3f), all_floats(0x1.c6cp-5f), load_table(table)};
 }
 
 // For values whose weight is between 2^-160 and 2^60 of the reference.

@@ -4,14 +4,10 @@
 constexpr float LARGEST_EXPONENT = 48.0f;
 // By how many it may fall short: 2^-160 rounds to 0, and a shift by 64 keeps it normal.
 constexpr float LOWEST_EXPONENT = 160.0f;
-// Exponents from here on leave too few bits beside them.
-constexpr float WIDEST_EXPONENT = 0x1p17f;
-
-// What weights are relative to: 2^exponent.
-struct Reference {
-  float exponent;
-  bool positive;  // the value it was chosen by is
-};
+// Entries whose largest value gives the reference.
+constexpr int64_t SAMPLE = 256;
+// Values beyond leave too few bits for the distance to the reference, in bfloat16 first.
+constexpr float WIDEST_EXPONENT = 0x1p12f;
 
 struct ShardSum {
   float largest;     // NaN where a second reading found the shard to make its row invalid

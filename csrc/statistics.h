@@ -99,8 +99,8 @@ static void measure_filtered(const Row& row, const Law& law, Executor executor, 
     alignas(64) float buffer[SHARD];
     Entries entries = load_shard(row, shard, buffer);
     ShardSum sum = {0.0f, 0.0, 0.0};
-    Reference reference;
-    if (!sums || !sum_source(FloatSource{entries.values}, entries.padded, law, &sum, &reference)) {
+    float exponent;
+    if (!sums || !sum_source(FloatSource{entries.values}, entries.padded, law, &sum, &exponent)) {
       const float largest = load_largest(row, shard, buffer, &entries);
       sum = {largest, largest, sums ? whole_mass(row, law, entries, largest) : 0.0};
     }

@@ -60,7 +60,7 @@ struct FastResidual {
   float draft_max;
   float target_bound;
   float draft_bound;
-  ScaleRatio ratio;
+  double ratio;
   double scale;
   bool sparse;  // top-k and its like leave chunks without a target entry
 };
@@ -75,10 +75,11 @@ static bool make_fast_residual(const Sampled& target, const Sampled& draft, Fast
   fast->draft_max = static_cast<float>(draft.statistics.row_max);
   fast->target_bound = larger(target.statistics.float_threshold, fast->target_max + target.law.scale.lowest);
   fast->draft_bound = larger(draft.statistics.float_threshold, fast->draft_max + draft.law.scale.lowest);
-  fast->ratio = scale_ratio(1.0 / draft.statistics.weight_sum / scale);
+  fast->ratio = 1.0 / draft.statistics.weight_sum / scale;
   fast->scale = scale * EXPONENT_SHIFT;
   fast->sparse = target.parameters.filtered;
-  return true;
+  // Only a receipt of another row leaves this range, in which weights stay normal numbers.
+  return fast->ratio > 0x1p-30 && fast->ratio < 0x1p30;
 }
 
 static bool is_near(const Sampled& target, int64_t shard) {

@@ -2,24 +2,29 @@
 
 struct ResidualTerm {
   Power target_power, draft_power;
-  Floats target_max, draft_max, target_bound, draft_bound, high, low;
+  Floats target_max, draft_max, target_bound, draft_bound;
 };
 
+// The draft's weights come in the target's units, by a table that has the ratio in it: exactly equal for equal rows.
 static inline ResidualTerm make_residual_term(const FastResidual& fast, const ExponentialScale& target_scale,
                                               const ExponentialScale& draft_scale) {
-  return {make_power(target_scale, 0.0f),  make_power(draft_scale, 0.0f),  all_floats(fast.target_max),
-          all_floats(fast.draft_max),      all_floats(fast.target_bound),  all_floats(fast.draft_bound),
-          all_floats(fast.ratio.high),     all_floats(fast.ratio.low)};
+  alignas(32) uint32_t table[8];
+  for (uint32_t eighths = 0; eighths < 8; ++eighths) {
+    const float power = float_from_bits(EIGHTHS[eighths] + (eighths << 20));
+    table[eighths] = bits_of_float(static_cast<float>(static_cast<double>(power) * fast.ratio)) - (eighths << 20);
+  }
+  return {make_power(target_scale, 0.0f), make_power(draft_scale, 0.0f, table), all_floats(fast.target_max),
+          all_floats(fast.draft_max),     all_floats(fast.target_bound),         all_floats(fast.draft_bound)};
 }
 
 SPECKER_INLINE Floats residual_of(const ResidualTerm& term, Floats target, Floats draft) {
-  const Floats zero = all_floats(0.0f);
-  // A row that its receipt is not of may hold more than the receipt's largest value.
-  const Floats draft_weight = power_of(term.draft_power, smaller(draft - term.draft_max, zero));
+  const Words zero = all_words(0);
+  // A row that its receipt is not of may hold more than the receipt's largest value. Signs order floats as integers.
+  const Floats difference = floats_of(least_signed(words_of(draft - term.draft_max), zero));
+  const Floats draft_weight = where_reached(draft, term.draft_bound, power_of(term.draft_power, difference));
   const Floats target_weight = power_of(term.target_power, target - term.target_max);
-  const Floats subtracted = where_reached(draft, term.draft_bound, draft_weight);
-  const Floats residual = fused_minus(subtracted, term.low, fused_minus(subtracted, term.high, target_weight));
-  return where_reached(target, term.target_bound, larger(residual, zero));
+  const Words residual = most_signed<32>(words_of(target_weight - draft_weight), zero);
+  return where_reached(target, term.target_bound, floats_of(residual));
 }
 
 // Sums the residual of whole chunks; chunks without a target entry that weighs have none.
@@ -28,16 +33,14 @@ static double sum_residual(const Source& target, const Source& draft, int64_t pa
                            const ExponentialScale& target_scale, const ExponentialScale& draft_scale) {
   const ResidualTerm term = make_residual_term(fast, target_scale, draft_scale);
   const auto subtract_pair = [&](int64_t bundle, int64_t half) __attribute__((always_inline)) -> Pair {
-    Words first_target, second_target, first_draft, second_draft;
-    Source::pair(target.values + bundle, half, &first_target, &second_target);
-    Source::pair(draft.values + bundle, half, &first_draft, &second_draft);
-    return {residual_of(term, floats_of(first_target), floats_of(first_draft)),
-            residual_of(term, floats_of(second_target), floats_of(second_draft))};
+    const Pair targets = load_pair<Source>(target.values + bundle, half);
+    const Pair drafts = load_pair<Source>(draft.values + bundle, half);
+    return {residual_of(term, targets.first, drafts.first), residual_of(term, targets.second, drafts.second)};
   };
   if (!fast.sparse) return sum_bundles(padded, subtract_pair);
   double sum = 0.0;
   for (int64_t begin = 0; begin < padded; begin += CHUNK) {
-    if (!(largest_of_chunk(Source{target.values + begin}) >= fast.target_bound)) continue;
+    if (!(largest_of_chunk(Source{target.values + begin}, CHUNK) >= fast.target_bound)) continue;
     sum += sum_bundles(CHUNK, [&](int64_t bundle, int64_t half) __attribute__((always_inline)) { return subtract_pair(begin + bundle, half); });
   }
   return sum;
