@@ -146,7 +146,7 @@ static bool bracket_nucleus(const FilteredRow& row, double top_p, double total, 
   // The second term is what float64 sums in other orders may differ by.
   const double margin = WEIGHT_ERROR * 2.0 * (left_out + below + inside) + 1e-12 * (above + inside + below);
   if (!(count > 0 && wanted > margin && wanted < inside - margin)) return false;
-  const Selection found = select(row.scratch.candidates, row.scratch.measures, count, 0.0, wanted);
+  const Selection found = select<false>(row.scratch.candidates, row.scratch.measures, count, 0.0, wanted);
   if (!(found.above < wanted - margin && found.reached > wanted + margin)) return false;
   statistics->threshold = found.value;
   add_kept(row, found.value, statistics->shard_mass);

@@ -91,9 +91,9 @@ SPECKER_INLINE double sum_bundles(int64_t padded, const Term& term) {
 }
 
 template <class Source>
-static float largest_of_chunk(const Source& source, int64_t size) {
+static float largest_of_sample(const Source& source) {
   Floats largest = all_floats(-__builtin_inff());
-  for (int64_t begin = 0; begin < size; begin += BUNDLE) {
+  for (int64_t begin = 0; begin < SAMPLE; begin += BUNDLE) {
     for (int64_t half = 0; half < HALF_BUNDLE / SPECKER_LANES; ++half) {
       const Pair pair = load_pair<Source>(source.values + begin, half);
       largest = larger(pair.first, larger(pair.second, largest));

@@ -31,12 +31,12 @@ struct Float16Source {
 };
 
 template <class Source>
-static float largest_of_chunk(const Source& source, int64_t size) {
+static float largest_of_sample(const Source& source) {
   float largest[HALF];
 #pragma omp simd
   for (int64_t lane = 0; lane < HALF; ++lane) {
     float most = -__builtin_inff(), other = most;
-    for (int64_t part = 0; part < size; part += LANES) {
+    for (int64_t part = 0; part < SAMPLE; part += LANES) {
       float first, second;
       Source::pair(source.values + part, lane, &first, &second);
       most = larger(first, most), other = larger(second, other);

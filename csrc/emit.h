@@ -53,11 +53,6 @@ static inline double shard_scale(const Sampled& sampled, double reference) {
          sampled.statistics.weight_sum;
 }
 
-static inline int64_t shard_size(const Row& row, int64_t shard) {
-  const int64_t rest = row.vocab - shard * SHARD;
-  return rest < SHARD ? rest : SHARD;
-}
-
 // Draws from the row itself, whose shard masses are known: one shard is read.
 static int64_t draw_from_row(const Sampled& sampled, double uniform) {
   if (sampled.parameters.greedy) return sampled.statistics.argmax;

@@ -78,6 +78,14 @@ static void widen(const Row& row, int64_t begin, int64_t count, float* out) {
   if (row.adjusts()) adjust_entries(row.adjustment, row.is_probs, begin, count, out);
 }
 
+// Pads entries to whole chunks and returns how many there are then.
+static inline int64_t pad_entries(bool is_probs, int64_t count, float* entries) {
+  const int64_t padded = ceil_div(count, CHUNK) * CHUNK;
+  const float padding = is_probs ? 0.0f : -__builtin_inff();
+  for (int64_t index = count; index < padded; ++index) entries[index] = padding;
+  return padded;
+}
+
 // Entries [begin, end) of a row, begin a multiple of CHUNK; float32 rows are read in place where no padding is due.
 static Entries load_entries(const Row& row, int64_t begin, int64_t end, float* buffer) {
   const int64_t count = (end < row.vocab ? end : row.vocab) - begin;
@@ -86,9 +94,7 @@ static Entries load_entries(const Row& row, int64_t begin, int64_t end, float* b
     return {reinterpret_cast<const float*>(row.data) + begin, count, padded};
   }
   widen(row, begin, count, buffer);
-  const float padding = row.is_probs ? 0.0f : -__builtin_inff();
-  for (int64_t index = count; index < padded; ++index) buffer[index] = padding;
-  return {buffer, count, padded};
+  return {buffer, count, pad_entries(row.is_probs, count, buffer)};
 }
 
 template <int64_t WIDTH>

@@ -14,11 +14,37 @@ static double sum_residual_pairs(const Sampled& target, const Sampled& draft, co
                             target_scale, draft_scale);
 }
 
+// Copies the blocks of both rows in which a target entry weighs side by side; returns how many entries, padded.
+static int64_t gather_blocks(const Sampled& target, const Sampled& draft, float bound, int64_t shard, float* targets,
+                             float* drafts) {
+  const int64_t end = shard * SHARD + shard_size(target.row, shard);
+  int64_t count = 0;
+  for (int64_t begin = shard * SHARD; begin < end; begin += BLOCK) {
+    const int64_t size = end - begin < BLOCK ? end - begin : BLOCK;
+    widen(target.row, begin, size, targets + count);
+    float largest = -__builtin_inff();
+#pragma omp simd reduction(max : largest)
+    for (int64_t index = 0; index < size; ++index) largest = larger(targets[count + index], largest);
+    if (!(largest >= bound)) continue;
+    widen(draft.row, begin, size, drafts + count);
+    count += size;
+  }
+  pad_entries(false, count, drafts);
+  return pad_entries(false, count, targets);
+}
+
 // Sum of a shard's residual.
 static ShardResidual fast_residual(const Sampled& target, const Sampled& draft, const FastResidual& fast,
                                    int64_t shard) {
   if (!(target.statistics.shard_mass[shard] > 0.0)) return {0.0, fast.scale};
   const int64_t begin = shard * SHARD, count = shard_size(target.row, shard);
+  alignas(64) float target_buffer[SHARD], draft_buffer[SHARD];
+  if (fast.sparse) {
+    const int64_t padded = gather_blocks(target, draft, fast.target_bound, shard, target_buffer, draft_buffer);
+    return {sum_residual(FloatSource{target_buffer}, FloatSource{draft_buffer}, padded, fast, target.law.scale,
+                         draft.law.scale),
+            fast.scale};
+  }
   if (reads_pairs(target.row) && reads_pairs(draft.row) && target.row.dtype == draft.row.dtype) {
     const uint16_t* targets = reinterpret_cast<const uint16_t*>(target.row.data) + begin;
     const uint16_t* drafts = reinterpret_cast<const uint16_t*>(draft.row.data) + begin;
@@ -28,7 +54,6 @@ static ShardResidual fast_residual(const Sampled& target, const Sampled& draft, 
     if (target.row.dtype == DType::BFLOAT16) return {sum(Bfloat16Source{targets}, Bfloat16Source{drafts}), fast.scale};
     return {sum(Float16Source{targets}, Float16Source{drafts}), fast.scale};
   }
-  alignas(64) float target_buffer[SHARD], draft_buffer[SHARD];
   const Entries target_entries = load_shard(target.row, shard, target_buffer);
   const Entries draft_entries = load_shard(draft.row, shard, draft_buffer);
   return {sum_residual(FloatSource{target_entries.values}, FloatSource{draft_entries.values}, target_entries.padded,

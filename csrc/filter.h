@@ -174,8 +174,9 @@ static double narrow(const FilteredRow& row, double wanted, OrderRange* narrowed
 
 static Selection select_gathered(const FilteredRow& row, Measured measured, int64_t count, double above,
                                  double wanted) {
+  if (measured == Measured::COUNT) return select<true>(row.scratch.candidates, nullptr, count, above, wanted);
   weigh_values(row, measured, row.scratch.candidates, count, row.scratch.measures);
-  return select(row.scratch.candidates, row.scratch.measures, count, above, wanted);
+  return select<false>(row.scratch.candidates, row.scratch.measures, count, above, wanted);
 }
 
 // The threshold among the values >= floor; its `reached` falls short of `wanted` if it lies below the floor.
@@ -227,7 +228,7 @@ static float sampled_mass_floor(const FilteredRow& row, float floor, double left
   }
   const double wanted = fixed_sum(row.scratch.measures, count) - 0.5 * left_out / static_cast<double>(step);
   if (!(wanted > 0.0)) return floor;
-  const float sampled = select(row.scratch.candidates, row.scratch.measures, count, 0.0, wanted).value;
+  const float sampled = select<false>(row.scratch.candidates, row.scratch.measures, count, 0.0, wanted).value;
   return sampled > floor ? sampled : floor;
 }
 

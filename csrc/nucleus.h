@@ -32,7 +32,7 @@ static float top_p_threshold(const FilteredRow& row, double top_p, float kept, d
   if (count >= 0) {
     weigh_values(row, Measured::EXACT_MASS, row.scratch.candidates, count, row.scratch.measures);
     const double wanted = top_p * fixed_sum(row.scratch.measures, count);
-    return select(row.scratch.candidates, row.scratch.measures, count, 0.0, wanted).value;
+    return select<false>(row.scratch.candidates, row.scratch.measures, count, 0.0, wanted).value;
   }
   if (!(total > 0.0)) total = measure_above(row, Measured::MASS, kept);
   const Selection found = find_nucleus(row, Measured::MASS, top_p, total, kept);

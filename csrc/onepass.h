@@ -17,7 +17,7 @@ static inline bool exponent_of(const Law& law, float value, float* exponent) {
 
 template <class Source>
 static bool sum_source(const Source& source, int64_t padded, const Law& law, ShardSum* sum, float* exponent) {
-  if (!exponent_of(law, largest_of_chunk(source, SAMPLE), exponent)) return false;
+  if (!exponent_of(law, largest_of_sample(source), exponent)) return false;
   sum->reference = reference_of(*exponent, law);
   return sum_relative_to(*exponent, source, padded, law.scale, sum);
 }

@@ -67,6 +67,11 @@ static void for_shards(Executor executor, int64_t count, Body body) {
       &body);
 }
 
+static inline int64_t shard_size(const Row& row, int64_t shard) {
+  const int64_t rest = row.vocab - shard * SHARD;
+  return rest < SHARD ? rest : SHARD;
+}
+
 static inline Entries load_shard(const Row& row, int64_t shard, float* buffer) {
   return load_entries(row, shard * SHARD, (shard + 1) * SHARD, buffer);
 }
@@ -84,8 +89,7 @@ static inline float largest_of_shard(const Row& row, int64_t shard) {
     Entries entries;
     return load_largest(row, shard, buffer, &entries);
   }
-  const int64_t begin = shard * SHARD, rest = row.vocab - begin;
-  const Measure measure = measure_logits(row, begin, rest < SHARD ? rest : SHARD);
+  const Measure measure = measure_logits(row, shard * SHARD, shard_size(row, shard));
   return measure.valid ? measure.largest : __builtin_nanf("");
 }
 

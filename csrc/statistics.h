@@ -74,40 +74,66 @@ static void measure_blocks(const Entries& entries, float* block_largest) {
   }
 }
 
-// Kept mass of a shard relative to its reference; chunks without a kept entry are not read.
+// Kept mass of a shard relative to its largest value; blocks without a kept entry are not read.
 static double filtered_mass(const Row& row, const Law& law, int64_t shard, const float* block_largest, float largest,
                             float threshold) {
   if (!(largest >= threshold) || largest == (row.is_probs ? 0.0f : -__builtin_inff())) return 0.0;
-  alignas(64) float buffer[CHUNK];
+  alignas(64) float kept[SHARD];
   const int64_t end = (shard + 1) * SHARD < row.vocab ? (shard + 1) * SHARD : row.vocab;
-  double mass = 0.0;
-  for (int64_t begin = shard * SHARD; begin < end; begin += CHUNK) {
-    bool kept = false;
-    for (int64_t block = begin / BLOCK; block * BLOCK < end && block * BLOCK < begin + CHUNK; ++block) {
-      kept |= block_largest[block] >= threshold;
-    }
-    if (!kept) continue;
-    mass += kept_sum(law, load_entries(row, begin, begin + CHUNK, buffer), largest, threshold);
+  int64_t count = 0;
+  for (int64_t begin = shard * SHARD; begin < end; begin += BLOCK) {
+    if (!(block_largest[begin / BLOCK] >= threshold)) continue;
+    const int64_t size = end - begin < BLOCK ? end - begin : BLOCK;
+    widen(row, begin, size, kept + count);
+    count += size;
   }
-  return mass;
+  const int64_t padded = pad_entries(row.is_probs, count, kept);
+  return kept_sum(law, {kept, count, padded}, largest, threshold);
 }
 
-// First reading of a filtered row: largest values of shards and blocks and, where top-p needs it, the mass.
+// The largest values of the blocks of a shard of logits where they lie, and whether all are numbers.
+static bool measure_blocks(const Row& row, int64_t shard, float* block_largest) {
+  const int64_t end = (shard + 1) * SHARD < row.vocab ? (shard + 1) * SHARD : row.vocab;
+  bool valid = true;
+  for (int64_t begin = shard * SHARD; begin < end; begin += BLOCK) {
+    const Measure measure = measure_logits(row, begin, end - begin < BLOCK ? end - begin : BLOCK);
+    *block_largest++ = measure.largest;
+    valid &= measure.valid;
+  }
+  return valid;
+}
+
+// First reading of a filtered shard: its largest value, those of its blocks and, where top-p needs it, the mass.
+static ShardSum measure_shard(const Row& row, const Law& law, int64_t shard, bool sums, float* block_largest) {
+  alignas(64) float buffer[SHARD];
+  ShardSum sum = {0.0f, 0.0, 0.0};
+  if (row.is_probs || row.adjusts()) {
+    Entries entries;
+    const float largest = load_largest(row, shard, buffer, &entries);
+    measure_blocks(entries, block_largest);
+    return {largest, largest, sums ? whole_mass(row, law, entries, largest) : 0.0};
+  }
+  const bool valid = measure_blocks(row, shard, block_largest);
+  float largest = -__builtin_inff();
+  for (int64_t block = 0; block < ceil_div(shard_size(row, shard), BLOCK); ++block) {
+    largest = larger(block_largest[block], largest);
+  }
+  if (!valid) return {__builtin_nanf(""), 0.0, 0.0};
+  if (!sums) return {largest, largest, 0.0};
+  if (!sum_in_one_reading(row, law, shard, buffer, &sum)) {
+    sum = {largest, largest, whole_mass(row, law, load_shard(row, shard, buffer), largest)};
+  }
+  return sum;
+}
+
 static void measure_filtered(const Row& row, const Law& law, Executor executor, bool sums, const Workspace& workspace,
                              RowStatistics* statistics) {
   for_shards(executor, num_shards(row.vocab), [&](int64_t shard) {
-    alignas(64) float buffer[SHARD];
-    Entries entries = load_shard(row, shard, buffer);
-    ShardSum sum = {0.0f, 0.0, 0.0};
-    float exponent;
-    if (!sums || !sum_source(FloatSource{entries.values}, entries.padded, law, &sum, &exponent)) {
-      const float largest = load_largest(row, shard, buffer, &entries);
-      sum = {largest, largest, sums ? whole_mass(row, law, entries, largest) : 0.0};
-    }
+    const ShardSum sum =
+        measure_shard(row, law, shard, sums, workspace.filter.block_largest + shard * (SHARD / BLOCK));
     statistics->shard_largest[shard] = sum.largest;
     statistics->shard_mass[shard] = sum.mass;
     workspace.references[shard] = sum.reference;
-    measure_blocks(entries, workspace.filter.block_largest + shard * (SHARD / BLOCK));
   });
   statistics->valid = merge_largest(row, statistics);
   if (sums && statistics->valid) merge_masses(row, law, workspace.references, statistics);

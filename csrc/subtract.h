@@ -62,7 +62,7 @@ struct FastResidual {
   float draft_bound;
   double ratio;
   double scale;
-  bool sparse;  // top-k and its like leave chunks without a target entry
+  bool sparse;  // top-k and its like leave blocks without a target entry
 };
 
 // Powers of two below the row's largest weight from which a shard is subtracted in units of its own.

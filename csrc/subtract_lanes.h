@@ -27,7 +27,7 @@ SPECKER_INLINE Floats residual_of(const ResidualTerm& term, Floats target, Float
   return where_reached(target, term.target_bound, floats_of(residual));
 }
 
-// Sums the residual of whole chunks; chunks without a target entry that weighs have none.
+// Sums the residual of whole chunks.
 template <class Source>
 static double sum_residual(const Source& target, const Source& draft, int64_t padded, const FastResidual& fast,
                            const ExponentialScale& target_scale, const ExponentialScale& draft_scale) {
@@ -37,13 +37,7 @@ static double sum_residual(const Source& target, const Source& draft, int64_t pa
     const Pair drafts = load_pair<Source>(draft.values + bundle, half);
     return {residual_of(term, targets.first, drafts.first), residual_of(term, targets.second, drafts.second)};
   };
-  if (!fast.sparse) return sum_bundles(padded, subtract_pair);
-  double sum = 0.0;
-  for (int64_t begin = 0; begin < padded; begin += CHUNK) {
-    if (!(largest_of_chunk(Source{target.values + begin}, CHUNK) >= fast.target_bound)) continue;
-    sum += sum_bundles(CHUNK, [&](int64_t bundle, int64_t half) __attribute__((always_inline)) { return subtract_pair(begin + bundle, half); });
-  }
-  return sum;
+  return sum_bundles(padded, subtract_pair);
 }
 
 // Writes the residual of whole chunks.

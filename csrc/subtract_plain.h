@@ -10,14 +10,13 @@ SPECKER_INLINE float fast_residual_of(float target, float draft, const FastResid
   return target >= fast.target_bound ? residual : 0.0f;
 }
 
-// Sums the residual of whole chunks; chunks without a target entry that weighs have none.
+// Sums the residual of whole chunks.
 template <class Source>
 static double sum_residual(const Source& target, const Source& draft, int64_t padded, const FastResidual fast,
                            const ExponentialScale target_scale, const ExponentialScale draft_scale) {
   const ScaleRatio ratio = scale_ratio(fast.ratio);
   double lanes[LANES] = {};
   for (int64_t begin = 0; begin < padded; begin += CHUNK) {
-    if (fast.sparse && !(largest_of_chunk(Source{target.values + begin}, CHUNK) >= fast.target_bound)) continue;
 #pragma omp simd
     for (int64_t lane = 0; lane < HALF; ++lane) {
       float sum = 0.0f, rest = 0.0f;
