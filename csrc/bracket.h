@@ -12,18 +12,6 @@ constexpr double BRACKET = 0.1;
 // A bound of the relative error of a float32 weight and of sums of eight.
 constexpr double WEIGHT_ERROR = 8e-7;
 
-struct Bracket {
-  float low;
-  float high;
-  float magic;
-  float lowest;
-};
-
-struct SplitMass {
-  double above;
-  double below;
-};
-
 // Gathers strips of entries, evenly spaced; returns how many entries.
 static int64_t gather_strips(const Row& row, float* out) {
   const int64_t strips = CAPACITY / STRIP, step = row.vocab / strips;
@@ -48,18 +36,17 @@ static double sampled_below(const float* sample, const float* weights, float val
   return sum_of_lanes<LANES>(lanes);
 }
 
-// The largest value, to a few bits, below which the sample holds at most `mass`.
-static float sampled_edge(const float* sample, const float* weights, float row_max, double mass) {
-  uint32_t low = order_of(-__builtin_inff()), high = order_of(row_max);
-  while (high - low > 256) {
-    const uint32_t middle = low + (high - low) / 2;
-    (sampled_below(sample, weights, value_of(middle)) <= mass ? low : high) = middle;
+// The largest value, to a thousandth of the range, below which the sample holds at most `mass`.
+static float sampled_edge(const float* sample, const float* weights, float low, float high, double mass) {
+  for (int step = 0; step < 10; ++step) {
+    const float middle = low + 0.5f * (high - low);
+    (sampled_below(sample, weights, middle) <= mass ? low : high) = middle;
   }
-  return value_of(low);
+  return low;
 }
 
-// Brackets the value below which `left_out` lies; false where the nucleus is narrow or its edge too thin to sample.
-static bool find_bracket(const FilteredRow& row, double left_out, Bracket* bracket) {
+// Brackets the value, `least` or above, below which `left_out` lies; false where the nucleus is narrow or its edge too thin to sample.
+static bool find_bracket(const FilteredRow& row, float least, double left_out, Bracket* bracket) {
   float* sample = row.scratch.candidates;
   float* weights = row.scratch.ordered;
   const int64_t count = gather_strips(row.row, sample);
@@ -68,33 +55,13 @@ static bool find_bracket(const FilteredRow& row, double left_out, Bracket* brack
 #pragma omp simd
   for (int64_t index = 0; index < count; ++index) weights[index] = exponential(sample[index] - row_max, scale);
   const double share = left_out * static_cast<double>(count) / static_cast<double>(row.row.vocab);
-  bracket->high = sampled_edge(sample, weights, row_max, (1.0 + BRACKET) * share);
-  bracket->low = sampled_edge(sample, weights, row_max, (1.0 - BRACKET) * share);
+  bracket->high = sampled_edge(sample, weights, least, row_max, (1.0 + BRACKET) * share);
+  bracket->low = sampled_edge(sample, weights, least, bracket->high, (1.0 - BRACKET) * share);
   int32_t kept = 0;
 #pragma omp simd reduction(+ : kept)
   for (int64_t index = 0; index < count; ++index) kept += sample[index] >= bracket->low;
   // A narrow nucleus is gathered whole, which is quicker.
   return kept * row.row.vocab > CAPACITY * count && bracket->low < bracket->high;
-}
-
-static SplitMass split_shard(const Entries& entries, const ExponentialScale scale, const Bracket bracket) {
-  double above[LANES] = {}, below[LANES] = {};
-  for (int64_t begin = 0; begin < entries.padded; begin += CHUNK) {
-    const float* values = entries.values + begin;
-#pragma omp simd
-    for (int64_t lane = 0; lane < LANES; ++lane) {
-      float high = 0.0f, low = 0.0f;
-#pragma GCC unroll 8
-      for (int64_t part = 0; part < CHUNK; part += LANES) {
-        const float value = larger(bracket.lowest, values[part + lane]);
-        const float weight = shifted_power(value, scale, bracket.magic);
-        high += value > bracket.high ? weight : 0.0f;
-        low += value < bracket.low ? weight : 0.0f;
-      }
-      above[lane] += static_cast<double>(high), below[lane] += static_cast<double>(low);
-    }
-  }
-  return {sum_of_lanes<LANES>(above) * EXPONENT_SHIFT, sum_of_lanes<LANES>(below) * EXPONENT_SHIFT};
 }
 
 // Adds the weights of the gathered values that are kept to their shards' masses.
@@ -116,9 +83,8 @@ static bool bracket_nucleus(const FilteredRow& row, double top_p, double total, 
   float exponent;
   Bracket bracket;
   if (!exponent_of(row.law, static_cast<float>(row.row_max), &exponent) || row.row.vocab <= 4 * CAPACITY) return false;
-  if (!find_bracket(row, (1.0 - top_p) * total, &bracket)) return false;
-  bracket.magic = MAGIC - exponent;
-  bracket.lowest = (exponent - LOWEST_EXPONENT) / row.law.scale.high;
+  const float least = nucleus_floor(row, top_p, total, -__builtin_inff());
+  if (!find_bracket(row, least, (1.0 - top_p) * total, &bracket)) return false;
   const double scale = relative_weight(row.law, reference_of(exponent, row.law), row.row_max);
   const int64_t shards = num_shards(row.row.vocab);
   double above = 0.0, below = 0.0;
@@ -126,7 +92,7 @@ static bool bracket_nucleus(const FilteredRow& row, double top_p, double total, 
   alignas(64) float buffer[SHARD];
   for (int64_t shard = 0; shard < shards; ++shard) {
     const Entries entries = load_shard(row.row, shard, buffer);
-    const SplitMass split = split_shard(entries, row.law.scale, bracket);
+    const SplitMass split = split_mass(entries, exponent, row.law.scale, bracket);
     statistics->shard_mass[shard] = split.above * scale;
     above += split.above * scale, below += split.below * scale;
     for (int64_t begin = 0; begin < entries.count; begin += BLOCK) {
@@ -143,8 +109,9 @@ static bool bracket_nucleus(const FilteredRow& row, double top_p, double total, 
   // The least entries of the bracket are left out as long as their mass and that below it may be.
   const double left_out = (1.0 - top_p) * (above + inside + below);
   const double wanted = inside + below - left_out;
-  // The second term is what float64 sums in other orders may differ by.
-  const double margin = WEIGHT_ERROR * 2.0 * (left_out + below + inside) + 1e-12 * (above + inside + below);
+  // The last term is what float64 sums in other orders may differ by.
+  const double margin =
+      WEIGHT_ERROR * (below + (1.0 - top_p) * (above + below)) + 1e-12 * (above + inside + below);
   if (!(count > 0 && wanted > margin && wanted < inside - margin)) return false;
   const Selection found = select<false>(row.scratch.candidates, row.scratch.measures, count, 0.0, wanted);
   if (!(found.above < wanted - margin && found.reached > wanted + margin)) return false;

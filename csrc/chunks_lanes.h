@@ -70,9 +70,14 @@ SPECKER_INLINE Pair sum_tree(int64_t begin, const Term& term) {
   }
 }
 
+struct Sums {
+  double first;
+  double second;
+};
+
 // Sums what `term` gives for each bundle of [0, padded) in float64.
 template <class Term>
-SPECKER_INLINE double sum_bundles(int64_t padded, const Term& term) {
+SPECKER_INLINE Sums sum_bundles(int64_t padded, const Term& term) {
   constexpr int64_t STEP = TREE * BUNDLE, FLUSH = TREES * STEP;
   double lanes[BUNDLE] = {};
   for (int64_t begin = 0; begin < padded; begin += FLUSH) {
@@ -87,7 +92,7 @@ SPECKER_INLINE double sum_bundles(int64_t padded, const Term& term) {
       add_to(lanes + HALF_BUNDLE + half * SPECKER_LANES, sum.second);
     }
   }
-  return sum_of_lanes<BUNDLE>(lanes);
+  return {sum_of_lanes<HALF_BUNDLE>(lanes), sum_of_lanes<HALF_BUNDLE>(lanes + HALF_BUNDLE)};
 }
 
 template <class Source>
@@ -136,7 +141,8 @@ static bool sum_above(float bound, float exponent, const Source& source, int64_t
     const Pair pair = Source::widen(loaded);
     return {power_of(power, pair.first), power_of(power, pair.second)};
   };
-  whole->mass = sum_bundles(padded, weigh_pair) * EXPONENT_SHIFT;
+  const Sums sums = sum_bundles(padded, weigh_pair);
+  whole->mass = (sums.first + sums.second) * EXPONENT_SHIFT;
   if (most_unsigned_lane(widen_chosen<BITS>(widest, most_unsigned<32>)) > NEGATIVE_INFINITY) return false;
   uint32_t largest = static_cast<uint32_t>(most_signed_lane(widen_chosen<BITS>(most, most_signed<32>)));
   if (largest >= SIGN) largest = least_unsigned_lane(widen_chosen<BITS>(least, least_unsigned<32>));
@@ -169,7 +175,8 @@ static double sum_exponentials(const ExponentialScale& scale, const Entries& ent
     const float* at = entries.values + bundle + half * SPECKER_LANES;
     return {weigh_one(at), weigh_one(at + HALF_BUNDLE)};
   };
-  return sum_bundles(entries.padded, weigh_pair) * EXPONENT_SHIFT;
+  const Sums sums = sum_bundles(entries.padded, weigh_pair);
+  return (sums.first + sums.second) * EXPONENT_SHIFT;
 }
 
 template <bool FILTERED>
@@ -184,4 +191,23 @@ static void weigh_exponentials(const ExponentialScale& scale, const Entries& ent
     const Floats weight = power_of(power, larger(value - origin, lowest)) * shift;
     store(weights + index, FILTERED ? where_reached(value, bound, weight) : weight);
   }
+}
+
+// Weights relative to 2^exponent, of values above and below the bracket.
+static SplitMass split_mass(const Entries& entries, float exponent, const ExponentialScale& scale,
+                            const Bracket& bracket) {
+  const Power power = make_power(scale, exponent);
+  const Floats lowest = all_floats((exponent - LOWEST_EXPONENT) / scale.high), low = all_floats(bracket.low);
+  const Floats above = all_floats(value_of(order_of(bracket.high) + 1));
+  const auto split_pair = [&](int64_t bundle, int64_t half) __attribute__((always_inline)) -> Pair {
+    const float* at = entries.values + bundle + half * SPECKER_LANES;
+    const Floats first = load_floats(at), second = load_floats(at + HALF_BUNDLE);
+    const Floats first_weight = power_of(power, larger(first, lowest));
+    const Floats second_weight = power_of(power, larger(second, lowest));
+    return {where_reached(first, above, first_weight) + where_reached(second, above, second_weight),
+            (first_weight - where_reached(first, low, first_weight)) +
+                (second_weight - where_reached(second, low, second_weight))};
+  };
+  const Sums sums = sum_bundles(entries.padded, split_pair);
+  return {sums.first * EXPONENT_SHIFT, sums.second * EXPONENT_SHIFT};
 }

@@ -97,3 +97,26 @@ static void weigh_exponentials(const ExponentialScale scale, const Entries& entr
     weights[index] = !FILTERED || value >= threshold ? weight : 0.0f;
   }
 }
+
+// Weights relative to 2^exponent, of values above and below the bracket.
+static SplitMass split_mass(const Entries& entries, float exponent, const ExponentialScale scale,
+                            const Bracket bracket) {
+  const float magic = MAGIC - exponent, lowest = (exponent - LOWEST_EXPONENT) / scale.high;
+  double above[LANES] = {}, below[LANES] = {};
+  for (int64_t begin = 0; begin < entries.padded; begin += CHUNK) {
+    const float* values = entries.values + begin;
+#pragma omp simd
+    for (int64_t lane = 0; lane < LANES; ++lane) {
+      float high = 0.0f, low = 0.0f;
+#pragma GCC unroll 8
+      for (int64_t part = 0; part < CHUNK; part += LANES) {
+        const float value = larger(lowest, values[part + lane]);
+        const float weight = shifted_power(value, scale, magic);
+        high += value > bracket.high ? weight : 0.0f;
+        low += value < bracket.low ? weight : 0.0f;
+      }
+      above[lane] += static_cast<double>(high), below[lane] += static_cast<double>(low);
+    }
+  }
+  return {sum_of_lanes<LANES>(above) * EXPONENT_SHIFT, sum_of_lanes<LANES>(below) * EXPONENT_SHIFT};
+}

@@ -9,6 +9,7 @@ namespace {
 #include "exponential.h"
 #include "adjust.h"
 #include "entries.h"
+#include "select.h"
 #include "shard_sum.h"
 #if defined(SPECKER_LANES)
 #include "power.h"
@@ -20,7 +21,6 @@ namespace {
 #include "row.h"
 #include "onepass.h"
 #include "unfiltered.h"
-#include "select.h"
 #include "filter.h"
 #include "nucleus.h"
 #include "bracket.h"

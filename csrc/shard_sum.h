@@ -14,3 +14,14 @@ struct ShardSum {
   double reference;  // the value that the mass is relative to
   double mass;
 };
+
+// What lies above and below a bracket of values.
+struct Bracket {
+  float low;
+  float high;
+};
+
+struct SplitMass {
+  double above;
+  double below;
+};

@@ -37,7 +37,8 @@ static double sum_residual(const Source& target, const Source& draft, int64_t pa
     const Pair drafts = load_pair<Source>(draft.values + bundle, half);
     return {residual_of(term, targets.first, drafts.first), residual_of(term, targets.second, drafts.second)};
   };
-  return sum_bundles(padded, subtract_pair);
+  const Sums sums = sum_bundles(padded, subtract_pair);
+  return sums.first + sums.second;
 }
 
 // Writes the residual of whole chunks.
