@@ -210,8 +210,8 @@ static Measure load_and_measure(const Row& row, int64_t begin, int64_t end, floa
 
 // The same of logits where they lie, by the bits: as signed integers they have the order of the floats that are
 // positive, as unsigned ones the reverse order of those that are not. A maximum of integers costs half that of floats.
-template <class Signed, class Unsigned>
-static Measure measure_words(const Unsigned* words, int64_t count, Unsigned infinity, float (*widen_one)(Unsigned)) {
+template <class Signed, class Unsigned, class Widen>
+static Measure measure_words(const Unsigned* words, int64_t count, Unsigned infinity, Widen widen_one) {
   constexpr Unsigned SIGN_BIT = static_cast<Unsigned>(Unsigned(1) << (8 * sizeof(Unsigned) - 1));
   Signed most = static_cast<Signed>(SIGN_BIT);
   Unsigned widest = 0, least = static_cast<Unsigned>(~Unsigned(0));
@@ -231,9 +231,12 @@ static Measure measure_words(const Unsigned* words, int64_t count, Unsigned infi
 static Measure measure_logits(const Row& row, int64_t begin, int64_t count) {
   const char* data = row.data + begin * width_of(row.dtype);
   if (row.dtype == DType::FLOAT32) {
-    return measure_words<int32_t>(reinterpret_cast<const uint32_t*>(data), count, 0x7f800000u, float_from_bits);
+    return measure_words<int32_t>(reinterpret_cast<const uint32_t*>(data), count, 0x7f800000u,
+                                  [](uint32_t word) { return float_from_bits(word); });
   }
   const uint16_t* words = reinterpret_cast<const uint16_t*>(data);
-  if (row.dtype == DType::BFLOAT16) return measure_words<int16_t>(words, count, uint16_t(0x7f80), widen_bfloat16);
-  return measure_words<int16_t>(words, count, uint16_t(0x7c00), widen_float16);
+  if (row.dtype == DType::BFLOAT16) {
+    return measure_words<int16_t>(words, count, uint16_t{0x7f80}, [](uint16_t word) { return widen_bfloat16(word); });
+  }
+  return measure_words<int16_t>(words, count, uint16_t{0x7c00}, [](uint16_t word) { return widen_float16(word); });
 }
