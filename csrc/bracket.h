@@ -45,7 +45,8 @@ static float sampled_edge(const float* sample, const float* weights, float low, 
   return low;
 }
 
-// Brackets the value, `least` or above, below which `left_out` lies; false where the nucleus is narrow or its edge too thin to sample.
+// Brackets the value, `least` or above, below which `left_out` lies; false where the nucleus is narrow or its edge too
+// thin to sample.
 static bool find_bracket(const FilteredRow& row, float least, double left_out, Bracket* bracket) {
   float* sample = row.scratch.candidates;
   float* weights = row.scratch.ordered;
@@ -110,8 +111,7 @@ static bool bracket_nucleus(const FilteredRow& row, double top_p, double total, 
   const double left_out = (1.0 - top_p) * (above + inside + below);
   const double wanted = inside + below - left_out;
   // The last term is what float64 sums in other orders may differ by.
-  const double margin =
-      WEIGHT_ERROR * (below + (1.0 - top_p) * (above + below)) + 1e-12 * (above + inside + below);
+  const double margin = WEIGHT_ERROR * (below + (1.0 - top_p) * (above + below)) + 1e-12 * (above + inside + below);
   if (!(count > 0 && wanted > margin && wanted < inside - margin)) return false;
   const Selection found = select<false>(row.scratch.candidates, row.scratch.measures, count, 0.0, wanted);
   if (!(found.above < wanted - margin && found.reached > wanted + margin)) return false;

@@ -1,11 +1,11 @@
 // Sums of weights over whole chunks, on vectors.
 //
-// The sums live in 32 fixed lanes, so vectors of 8 and of 16 give the same bits. The order of the floats of a shard is
-// that of their bits, of which maxima and minima cost a fraction of a float maximum.
+// The sums live in 32 fixed lanes, so vectors of 8 and of 16 give the same bits. Largest values are found by the bits
+// of the floats, since maxima of integers run beside the multiply-adds, which maxima of floats would delay.
 
 constexpr int64_t BUNDLE = 32;
 constexpr int64_t HALF_BUNDLE = BUNDLE / 2;
-// Vectors that are summed as a tree, and trees that are summed in float32: rounding grows with the depth, 3 + 3.
+// Bundles that are summed as a tree, and trees that are summed in float32: rounding grows with the depth, 3 + 4.
 constexpr int64_t TREE = 8;
 constexpr int64_t TREES = 4;
 
@@ -18,8 +18,8 @@ struct Pair {
   Floats second;
 };
 
-// Half a bundle, or a vector's share of it, as it is loaded, and as floats. `half` is the number of the share. The bits of
-// what is loaded are ordered as integers of BITS bits.
+// A bundle, or the share of it that two vectors hold, as it is loaded and as floats; `half` is the number of the share.
+// The bits of what is loaded are compared as integers of BITS bits.
 struct FloatSource {
   static constexpr int BITS = 32, VECTORS = 2;
   const float* values;
@@ -58,7 +58,7 @@ SPECKER_INLINE Pair load_pair(const Element* at, int64_t half) {
   return Source::widen(loaded);
 }
 
-// Sums what `term` gives for COUNT bundles, the nearest first.
+// Sums what `term` gives for COUNT bundles, pairwise.
 template <int64_t COUNT, class Term>
 SPECKER_INLINE Pair sum_tree(int64_t begin, const Term& term) {
   if constexpr (COUNT == 1) {
@@ -85,7 +85,8 @@ SPECKER_INLINE Sums sum_bundles(int64_t padded, const Term& term) {
     for (int64_t half = 0; half < HALF_BUNDLE / SPECKER_LANES; ++half) {
       Pair sum = {all_floats(0.0f), all_floats(0.0f)};
       for (int64_t step = begin; step < end; step += STEP) {
-        const Pair tree = sum_tree<TREE>(step, [&](int64_t bundle) __attribute__((always_inline)) { return term(bundle, half); });
+        const auto share = [&](int64_t bundle) __attribute__((always_inline)) { return term(bundle, half); };
+        const Pair tree = sum_tree<TREE>(step, share);
         sum = {sum.first + tree.first, sum.second + tree.second};
       }
       add_to(lanes + half * SPECKER_LANES, sum.first);
@@ -150,8 +151,8 @@ static bool sum_above(float bound, float exponent, const Source& source, int64_t
   return whole->largest * scale.high - exponent <= LARGEST_EXPONENT;
 }
 
-// What lies too far below the reference to weigh is not told apart. Returns false where an entry is no number or exceeds
-// it by far.
+// What lies too far below the reference to weigh is not told apart. Returns false where an entry is no number or
+// exceeds it by far.
 template <class Source>
 static bool sum_relative_to(float exponent, const Source& source, int64_t padded, const ExponentialScale& scale,
                             ShardSum* whole) {

@@ -81,8 +81,7 @@ static bool sum_relative_to(float exponent, const Source& source, int64_t padded
 
 // Weights of differences to a reference, `threshold` and above.
 template <bool FILTERED>
-static double sum_exponentials(const ExponentialScale scale, const Entries& entries, float reference,
-                               float threshold) {
+static double sum_exponentials(const ExponentialScale scale, const Entries& entries, float reference, float threshold) {
   const auto weigh_one = [=](float value) { return shifted_exponential(value - reference, scale); };
   return sum_terms<FILTERED>(entries, threshold, weigh_one) * EXPONENT_SHIFT;
 }

@@ -43,14 +43,13 @@ static Pick pick_entry(const float* weights, int64_t count, double wanted) {
 
 static void shard_weights(const Sampled& sampled, int64_t shard, float largest, float* weights) {
   alignas(64) float buffer[SHARD];
-  kept_weights(sampled.law, load_shard(sampled.row, shard, buffer), largest,
-               sampled.statistics.float_threshold, weights);
+  kept_weights(sampled.law, load_shard(sampled.row, shard, buffer), largest, sampled.statistics.float_threshold,
+               weights);
 }
 
 // Scale of a shard's weights to probabilities.
 static inline double shard_scale(const Sampled& sampled, double reference) {
-  return relative_weight(sampled.law, reference, sampled.statistics.row_max) /
-         sampled.statistics.weight_sum;
+  return relative_weight(sampled.law, reference, sampled.statistics.row_max) / sampled.statistics.weight_sum;
 }
 
 // Draws from the row itself, whose shard masses are known: one shard is read.

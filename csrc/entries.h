@@ -205,7 +205,8 @@ static Measure load_and_measure(const Row& row, int64_t begin, int64_t end, floa
     return measure_values(row.is_probs, count,
                           [=](int64_t index) { return buffer[index] = widen_bfloat16(source[index]); });
   }
-  return measure_values(row.is_probs, count, [=](int64_t index) { return buffer[index] = widen_float16(source[index]); });
+  return measure_values(row.is_probs, count,
+                        [=](int64_t index) { return buffer[index] = widen_float16(source[index]); });
 }
 
 // The same of logits where they lie, by the bits: as signed integers they have the order of the floats that are

@@ -35,7 +35,8 @@ SPECKER_INLINE float multiply_add(float left, float right, float addend) {
 #endif
 }
 
-// 2^64 times the exponential: the exponent of a subnormal result stays normal until EXPONENT_SHIFT takes the factor back.
+// 2^64 times the exponential: the exponent of a subnormal result stays normal until EXPONENT_SHIFT takes the factor
+// back.
 constexpr float EXPONENT_SHIFT = 0x1p-64f;
 
 // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits; 64 more keeps the exponent normal.

@@ -11,7 +11,9 @@
 
 // After the standard headers: their inline functions must stay runnable everywhere.
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c"), min_vector_width(512))), apply_to = function)
+#pragma clang attribute push(                                                                      \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c"), min_vector_width(512))), \
+    apply_to = function)
 #else
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prefer-vector-width=512")
 #endif

@@ -1,8 +1,8 @@
 // Sum of a shard's weights, its largest value and its validity in one reading.
 //
-// The weights are relative to a power of two near the largest weight of the shard's first entries, which is known before
-// the rest is read: the exponent is an integer, so no entry has a reference subtracted from it. Where a later entry
-// exceeds it by far, or the first are -inf, the shard is measured first and summed in a second reading.
+// The weights are relative to a power of two near the largest weight of the shard's first entries, which is known
+// before the rest is read: the exponent is an integer, so no entry has a reference subtracted from it. Where a later
+// entry exceeds it by far, or the first are -inf, the shard is measured first and summed in a second reading.
 
 // The value whose weight is 2^exponent.
 static inline double reference_of(float exponent, const Law& law) {

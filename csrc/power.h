@@ -3,8 +3,14 @@
 
 // 2^(j/8), less the bits that j itself adds when it is shifted into the exponent along with k.
 alignas(32) constexpr uint32_t EIGHTHS[8] = {
-    0x3f800000u,           0x3f8b95c2u - 0x100000u, 0x3f9837f0u - 0x200000u, 0x3fa5fed7u - 0x300000u,
-    0x3fb504f3u - 0x400000u, 0x3fc5672au - 0x500000u, 0x3fd744fdu - 0x600000u, 0x3feac0c7u - 0x700000u,
+    0x3f800000u,
+    0x3f8b95c2u - 0x100000u,
+    0x3f9837f0u - 0x200000u,
+    0x3fa5fed7u - 0x300000u,
+    0x3fb504f3u - 0x400000u,
+    0x3fc5672au - 0x500000u,
+    0x3fd744fdu - 0x600000u,
+    0x3feac0c7u - 0x700000u,
 };
 
 // Adding 1.5 * 2^20 rounds to eighths, which then stand in the low bits; 64 more keeps the exponent normal.
@@ -17,8 +23,9 @@ struct Power {
 
 // Of weights times 2^64, relative to 2^exponent; the exponent is an integer.
 SPECKER_INLINE Power make_power(const ExponentialScale& scale, float exponent, const uint32_t* table = EIGHTHS) {
-  return {all_floats(scale.high),     all_floats(scale.low),       all_floats(EIGHTHS_MAGIC - exponent),
-          all_floats(0x1.62e43p-1f), all_floats(0x1.ec0c32p-3f), all_floats(0x1.c6cp-5f), load_table(table)};
+  return {all_floats(scale.high),    all_floats(scale.low),      all_floats(EIGHTHS_MAGIC - exponent),
+          all_floats(0x1.62e43p-1f), all_floats(0x1.ec0c32p-3f), all_floats(0x1.c6cp-5f),
+          load_table(table)};
 }
 
 // For values whose weight is between 2^-160 and 2^60 of the reference.

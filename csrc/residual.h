@@ -54,7 +54,8 @@ static int64_t draw_from_residual(const Sampled& target, const Sampled& draft, c
   };
   for_shards(executor, shards, [&](int64_t shard) {
     alignas(64) float residual[SHARD];
-    const ShardResidual whole = is_fast && is_near(target, shard) ? fast_residual(target, draft, fast, shard) : subtract(shard, residual);
+    const ShardResidual whole =
+        is_fast && is_near(target, shard) ? fast_residual(target, draft, fast, shard) : subtract(shard, residual);
     masses[shard] = whole.sum * whole.scale;
   });
   const double total = fixed_sum(masses, shards);

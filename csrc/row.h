@@ -117,9 +117,8 @@ static int64_t find_argmax(const Row& row, const RowStatistics& statistics) {
 }
 
 static void greedy_statistics(const Row& row, Executor executor, RowStatistics* statistics) {
-  for_shards(executor, num_shards(row.vocab), [&](int64_t shard) {
-    statistics->shard_largest[shard] = largest_of_shard(row, shard);
-  });
+  for_shards(executor, num_shards(row.vocab),
+             [&](int64_t shard) { statistics->shard_largest[shard] = largest_of_shard(row, shard); });
   statistics->valid = merge_largest(row, statistics);
   if (!statistics->valid) return;
   statistics->argmax = find_argmax(row, *statistics);

@@ -11,13 +11,13 @@ static void sample_sequence(const SampleArguments& arguments, int64_t sequence, 
   if (status) return;
 
   Workspace workspace = make_workspace(arguments.vocab, sampled.parameters.filtered);
-  sampled.row = row_at(arguments.logits, arguments.vocab, sequence, 0, adjustment_at(arguments.adjustments, sequence, 0));
+  sampled.row =
+      row_at(arguments.logits, arguments.vocab, sequence, 0, adjustment_at(arguments.adjustments, sequence, 0));
   sampled.law = make_law(false, sampled.parameters.temperature);
   RowStatistics& statistics = sampled.statistics;
   statistics.shard_largest = workspace.target_largest;
   statistics.shard_mass = workspace.target_mass;
-  row_statistics(sampled.row, sampled.law, sampled.parameters, executor, workspace, nullptr,
-                 &statistics);
+  row_statistics(sampled.row, sampled.law, sampled.parameters, executor, workspace, nullptr, &statistics);
   if (statistics.valid) {
     const uint64_t seed = static_cast<uint64_t>(read_integer(arguments.seed, sequence));
     const uint64_t position = static_cast<uint64_t>(read_integer(arguments.position, sequence));

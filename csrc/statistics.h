@@ -35,8 +35,7 @@ static Workspace make_workspace(int64_t vocab, bool filtered) {
   const size_t ends = filtered ? shards : 0;
   const size_t doubles = 4 * shards + measures + bins + ends, floats = 2 * shards + blocks + 2 * room;
   Workspace workspace;
-  workspace.memory =
-      ::operator new(doubles * sizeof(double) + floats * sizeof(float) + ARRAYS * SPECKER_FENCE_BYTES);
+  workspace.memory = ::operator new(doubles * sizeof(double) + floats * sizeof(float) + ARRAYS * SPECKER_FENCE_BYTES);
   char* at = static_cast<char*>(workspace.memory);
   workspace.target_mass = take_array<double>(&at, shards);
   workspace.draft_mass = take_array<double>(&at, shards);
@@ -129,8 +128,7 @@ static ShardSum measure_shard(const Row& row, const Law& law, int64_t shard, boo
 static void measure_filtered(const Row& row, const Law& law, Executor executor, bool sums, const Workspace& workspace,
                              RowStatistics* statistics) {
   for_shards(executor, num_shards(row.vocab), [&](int64_t shard) {
-    const ShardSum sum =
-        measure_shard(row, law, shard, sums, workspace.filter.block_largest + shard * (SHARD / BLOCK));
+    const ShardSum sum = measure_shard(row, law, shard, sums, workspace.filter.block_largest + shard * (SHARD / BLOCK));
     statistics->shard_largest[shard] = sum.largest;
     statistics->shard_mass[shard] = sum.mass;
     workspace.references[shard] = sum.reference;

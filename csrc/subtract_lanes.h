@@ -14,7 +14,7 @@ static inline ResidualTerm make_residual_term(const FastResidual& fast, const Ex
     table[eighths] = bits_of_float(static_cast<float>(static_cast<double>(power) * fast.ratio)) - (eighths << 20);
   }
   return {make_power(target_scale, 0.0f), make_power(draft_scale, 0.0f, table), all_floats(fast.target_max),
-          all_floats(fast.draft_max),     all_floats(fast.target_bound),         all_floats(fast.draft_bound)};
+          all_floats(fast.draft_max),     all_floats(fast.target_bound),        all_floats(fast.draft_bound)};
 }
 
 SPECKER_INLINE Floats residual_of(const ResidualTerm& term, Floats target, Floats draft) {
@@ -43,8 +43,7 @@ static double sum_residual(const Source& target, const Source& draft, int64_t pa
 
 // Writes the residual of whole chunks.
 static void write_residual(const float* target, const float* draft, int64_t padded, const FastResidual& fast,
-                           const ExponentialScale& target_scale, const ExponentialScale& draft_scale,
-                           float* residual) {
+                           const ExponentialScale& target_scale, const ExponentialScale& draft_scale, float* residual) {
   const ResidualTerm term = make_residual_term(fast, target_scale, draft_scale);
   for (int64_t index = 0; index < padded; index += SPECKER_LANES) {
     store(residual + index, residual_of(term, load_floats(target + index), load_floats(draft + index)));

@@ -2,7 +2,8 @@
 
 static void sum_masses(const Row& row, RowStatistics* statistics) {
   statistics->weight_sum = 0.0;
-  for (int64_t shard = 0; shard < num_shards(row.vocab); ++shard) statistics->weight_sum += statistics->shard_mass[shard];
+  for (int64_t shard = 0; shard < num_shards(row.vocab); ++shard)
+    statistics->weight_sum += statistics->shard_mass[shard];
 }
 
 // Turns masses relative to each shard's reference into masses relative to row_max, and sums them.

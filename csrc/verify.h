@@ -23,8 +23,8 @@ static void measure_target(Round* round, int64_t index) {
 
 static void measure_draft(Round* round, const AcceptProof* proof) {
   round->draft.statistics.shard_largest = round->workspace.draft_largest;
-  row_statistics(round->draft.row, round->draft.law, round->draft.parameters, round->executor,
-                 round->workspace, proof, &round->draft.statistics);
+  row_statistics(round->draft.row, round->draft.law, round->draft.parameters, round->executor, round->workspace, proof,
+                 &round->draft.statistics);
 }
 
 // Takes the draft row's statistics from its receipt and returns the probability of the column drawn.

@@ -32,7 +32,7 @@ def _library() -> ctypes.CDLL:
 
 def _capabilities() -> list[str]:
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    wanted = {"avx2": ("avx2", "fma"), "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma")}
+    wanted = {"avx2": ("avx2", "fma", "f16c"), "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c")}
     return ["default", *(name for name, needs in wanted.items() if all(f" {flag}" in flags for flag in needs))]
 
 
