@@ -1,7 +1,9 @@
 """What the adapters of other engines add to verify: `python -m bench.bench_adapters` from the repository root.
 
 Each adapter is timed beside the call of specker that takes the same rows, on a round small enough that the call itself
-is what it costs. The difference of the medians is what an engine pays for its own signature.
+is what it costs. The difference of the medians is what an engine pays for its own signature. FlashInfer's counts the
+tokens that would be accepted behind a rejection too, for which every position is scored: a third line has it beside a
+call that scores them as well.
 """
 
 from __future__ import annotations
@@ -73,6 +75,11 @@ def adapters(batch: int, gamma: int, vocab: int) -> list[Adapter]:
             "FlashInfer, seed and offset",
             lambda: flashinfer.chain_speculative_sampling(draft_probs, ids, probs, seed=seed, offset=position),
             lambda: specker.verify_from_probs(ids, probs, draft_probs, seed=seed, position=position),
+        ),
+        Adapter(
+            "FlashInfer, both counting",
+            lambda: flashinfer.chain_speculative_sampling(draft_probs, ids, probs),
+            lambda: specker.verify_from_probs(ids, probs, draft_probs, return_accept_probs=True),
         ),
         *_vllm_adapters(ids, logits, draft_logits, draft_probs),
         _sglang_adapter(ids, probs, draft_probs),

@@ -141,6 +141,7 @@ def test_rows_are_read_where_they_lie(layout: str) -> None:
         ({"draft_probs": torch.zeros(6, VOCAB + 1)}, ValueError, r"draft_probs: expected shape \(6, 13\)"),
         ({"target_logits": torch.zeros(6, VOCAB).double()}, TypeError, "target_logits: expected dtype float32"),
         ({"output_status": torch.zeros(4)}, TypeError, "output_status: expected dtype int32"),
+        ({"sampling_metadata": metadata([1.0, 1.0, -0.5, 1.0])}, ValueError, "sequence 2: temperature: expected"),
         (
             {"sampling_metadata": SimpleNamespace(temperature=None, all_greedy=False, all_random=False, generators={})},
             TypeError,

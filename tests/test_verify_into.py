@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+import specker
 from specker import Status, random
 
 from . import random_calls
+from .cases import interpreted
 from .differential import NAMESPACES
 from .engine_calls import FORMS, WRITTEN, engine_call
 from .random_calls import CallMaker
@@ -115,3 +117,25 @@ def test_counting_passes_needs_the_random_numbers(backend: str) -> None:
     )  # fmt: skip
     with pytest.raises((ValueError, RuntimeError), match="passed_total: expected seed and position with it"):
         run(backend, call)
+
+
+def test_rounding_takes_back_no_token_that_was_kept(backend: str) -> None:
+    """Accept probabilities next to their uniforms, on either side of which float32 may put them."""
+    count = 20 if interpreted(backend) else 2000
+    seeds = torch.arange(count)
+    drawn = random.uniforms(seeds, 0, random.VERIFY_PURPOSE)[0]
+    odds = (drawn / (1 - drawn)).float()
+    rows = torch.stack((odds, torch.ones(count)), dim=1).unsqueeze(1).expand(-1, 2, -1)
+    call = certain_round(
+        draft_token_ids=torch.zeros(count, 1, dtype=torch.int64), target=rows, seed=seeds, max_num_draft_tokens=1,
+        output_token_ids=torch.zeros(count, 2, dtype=torch.int64), passed_total=torch.zeros(count, dtype=torch.int64),
+        accepted_total=torch.zeros(count, dtype=torch.int64),
+    )  # fmt: skip
+    told = run(backend, call)
+    chances = specker.verify_from_probs(
+        call["draft_token_ids"], rows, seed=seeds, return_accept_probs=True
+    ).accept_probs
+    assert chances is not None
+    kept = torch.tensor(told["accepted_total"])
+    assert bool((kept > (drawn < chances[:, 0])).any())
+    assert bool((kept <= torch.tensor(told["passed_total"])).all())
