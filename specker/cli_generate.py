@@ -85,9 +85,8 @@ def generate(
         chosen_draft, draft_name = _choose_draft(draft, skip_layers, loaded, dtype)
         input_ids, attention_mask = _encode(loaded, texts, raw)
         parameters: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        settings = (
-            f"gamma {gamma}, temperature {temperature:g}, seed {seed}, {loaded.model.dtype}, {loaded.model.device}"
-        )
+        where = f"{loaded.model.dtype}, {loaded.model.device}"
+        settings = f"gamma {gamma}, temperature {temperature:g}, seed {seed}, {where}"
         console.print(f"target {loaded.name}, draft {draft_name}, {settings}".replace("torch.", ""), markup=False)
         options: dict[str, Any] = {"attention_mask": attention_mask, "gamma": chosen_gamma, "seed": seed, **parameters}
         arguments = (loaded.model, chosen_draft, input_ids)
