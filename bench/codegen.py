@@ -60,10 +60,10 @@ class Kernel(NamedTuple):
 def _elements(kernel: Any, dtype: torch.dtype, constexprs: dict[str, Any], rows: int) -> int:
     if kernel.__name__ not in STREAMING:
         return 0
-    if kernel.__name__ != "filter_thresholds":
-        return int(rows * contract.TILE_SHARDS.value * constexprs["SHARD"])
-    whole = constexprs["ALIGNED"] and dtype != torch.float32
-    return int((contract.TILE_SHARDS if whole else contract.REST_SHARDS).value * constexprs["FILTER_SHARD"])
+    shards = contract.TILE_SHARDS.value
+    if kernel.__name__ == "filter_thresholds":
+        shards = contract.SEARCH_BITS.value // (8 * dtype.itemsize)
+    return int(rows * shards * constexprs["SHARD"])
 
 
 def _entry(

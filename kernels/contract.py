@@ -31,14 +31,12 @@ TILE_SHARDS = tl.constexpr(8)
 """Shards of a tile, what a program reads in one trip: 64 logits a thread with 4 warps of 32."""
 REST_SHARDS = tl.constexpr(4)
 """Shards read at once where the row ends, as masks take registers."""
-NUM_BINS = 1024
-"""Bins of the histogram that narrows down a filter's threshold."""
 MAX_CANDIDATES = 1024
-"""Values around a threshold that are compared with one another rather than counted in bins."""
-MAX_FILTER_PROGRAMS = 528
-"""Programs of the last filter kernel, which go through the rows in turn: its histograms do not grow with the batch."""
-MAX_FILTER_SHARD = 256
-"""Most ids an eighth of what the last filter kernel takes at a time: counting and weighing needs registers."""
+"""Values around a threshold that are listed and compared with one another."""
+SEARCH_BITS = tl.constexpr(256)
+"""Bits of the logits of one id of all shards that are read at once where no list holds a threshold, by WIDE_WARPS."""
+SAMPLE = 2048
+"""Values of a row that say where in it a threshold may lie."""
 MAX_POSITIONS = 8
 """Most positions of a sequence that are decided at once."""
 MAX_MERGED = 1024
@@ -73,6 +71,13 @@ DRAFT_LOGIT_FIELD = tl.constexpr(4)
 DRAFT_ROW_MAX_FIELD = tl.constexpr(5)
 DRAFT_THRESHOLD_FIELD = tl.constexpr(6)
 DRAFT_WEIGHT_SUM_FIELD = tl.constexpr(7)
+
+LIMIT_FIELDS = tl.constexpr(5)
+TOP_K_FIELD = tl.constexpr(0)
+TOP_P_FIELD = tl.constexpr(1)
+MIN_P_FIELD = tl.constexpr(2)
+TEMPERATURE_FIELD = tl.constexpr(3)
+BOUND_FIELD = tl.constexpr(4)
 
 
 def shard_size(vocab: int) -> int:
@@ -136,8 +141,7 @@ def constants(
         "BLOCK_SHARDS": shards,
         "BLOCK_POSITIONS": max(1, min(MAX_POSITIONS, MAX_MERGED // shards)),
         "FEW_POSITIONS": max(1, min(MAX_POSITIONS, MAX_MERGED_BESIDE // shards)),
-        "FILTER_SHARD": min(shard_size(vocab), MAX_FILTER_SHARD),
-        "NUM_BINS": NUM_BINS,
+        "SAMPLE": SAMPLE,
         "MAX_CANDIDATES": MAX_CANDIDATES,
         "FITS": widest <= MAX_CANDIDATES,
     }

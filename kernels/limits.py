@@ -13,9 +13,7 @@ import triton
 import triton.language as tl
 
 from . import contract
-from .arguments import load_real
 from .blocks import flag
-from .decide import load_sequence
 from .emission import round_up
 from .rows import row_at, rows_of
 from .selection import key_value, ordered_key
@@ -42,8 +40,9 @@ def min_p_floor(min_p, temperature, row_max, IS_PROBS: tl.constexpr):
 
 
 @triton.jit
-def candidate_bound(maxima, top_k, top_p, min_p, temperature, IS_PROBS: tl.constexpr, FITS: tl.constexpr):
+def candidate_bound(maxima, parameters, IS_PROBS: tl.constexpr, FITS: tl.constexpr):
     """Return the smallest value that is collected from a row: a function of its shard maxima and parameters."""
+    top_k, top_p, min_p, temperature = parameters
     bound = tl.full((), float("-inf"), tl.float32)
     if not FITS:
         finite = maxima > float("-inf")
@@ -72,63 +71,63 @@ def candidate_bound(maxima, top_k, top_p, min_p, temperature, IS_PROBS: tl.const
 
 
 @triton.jit
-def row_to_filter(
-    turn, rows_per_sequence, gamma, vocab, draft_vocab, integers_ptr, temperatures_ptr,
+def write_limits(limits_ptr, entry, parameters, bound):
+    """Write what `load_limits` returns."""
+    top_k, top_p, min_p, temperature = parameters
+    limit_ptr = limits_ptr + entry * contract.LIMIT_FIELDS
+    tl.store(limit_ptr + contract.TOP_K_FIELD, top_k.to(tl.float64))
+    tl.store(limit_ptr + contract.TOP_P_FIELD, top_p)
+    tl.store(limit_ptr + contract.MIN_P_FIELD, min_p)
+    tl.store(limit_ptr + contract.TEMPERATURE_FIELD, temperature)
+    tl.store(limit_ptr + contract.BOUND_FIELD, bound.to(tl.float64))
+
+
+@triton.jit
+def load_limits(limits_ptr, entry):
+    """Return top_k, top_p, min_p, temperature (0: nothing to filter) and bound of a row."""
+    limit_ptr = limits_ptr + entry * contract.LIMIT_FIELDS
+    top_k = tl.load(limit_ptr + contract.TOP_K_FIELD).to(tl.int32)
+    top_p = tl.load(limit_ptr + contract.TOP_P_FIELD)
+    min_p = tl.load(limit_ptr + contract.MIN_P_FIELD)
+    temperature = tl.load(limit_ptr + contract.TEMPERATURE_FIELD)
+    return top_k, top_p, min_p, temperature, tl.load(limit_ptr + contract.BOUND_FIELD).to(tl.float32)
+
+
+@triton.jit
+def row_of(
+    turn, rows_per_sequence, gamma, vocab, draft_vocab, integers_ptr,
     target_logits_ptr, stride_target_row, draft_logits_ptr, stride_draft_row,
-    top_k_ptr, stride_top_k, top_p_ptr, stride_top_p, min_p_ptr, stride_min_p,
-    draft_top_k_ptr, stride_draft_top_k, draft_top_p_ptr, stride_draft_top_p, draft_min_p_ptr, stride_draft_min_p,
     bias, allowed, draft_bias, draft_allowed, SAME_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Return (whether to filter it, whether by the draft's code, its entry, target row, draft row, parameters).
+    """Return whether row `turn` of the batch is a draft row, its target row and its draft row.
 
     Draft rows that differ from target rows by their address only come as target rows.
     """
     sequence = (turn // rows_per_sequence).to(tl.int64)
     row = (turn % rows_per_sequence).to(tl.int64)
-    status, length, num_rows, target_offset, draft_offset, front, start, temperature, draft_temperature = load_sequence(
-        integers_ptr, temperatures_ptr, sequence
-    )
-    runs = ((status & contract.INVALID_ARGUMENT) == 0) & flag(temperature > 0.0)
-    is_target = row <= gamma
-    index = tl.where(is_target, row, row - gamma - 1)
+    record_ptr = integers_ptr + sequence * contract.SEQUENCE_FIELDS
+    is_draft = row > gamma
+    index = tl.where(is_draft, row - gamma - 1, row)
+    target_offset = tl.load(record_ptr + contract.TARGET_OFFSET_FIELD)
+    front = tl.load(record_ptr + contract.FRONT_FIELD)
     target_row = row_at(
         rows_of(target_logits_ptr, target_offset, stride_target_row, vocab, sequence, front, bias, allowed), index
     )
     draft_row = target_row
-    row_ptr = target_row[0]
-    top_k = load_top_k(top_k_ptr, stride_top_k, sequence)
-    top_p = load_real(top_p_ptr, stride_top_p, sequence, 1.0)
-    min_p = load_real(min_p_ptr, stride_min_p, sequence, 0.0)
-    wanted = runs & (row < num_rows)
     if draft_logits_ptr is not None:
+        draft_offset = tl.load(record_ptr + contract.DRAFT_OFFSET_FIELD)
+        start = tl.load(record_ptr + contract.START_FIELD)
         draft_row = row_at(
             rows_of(
-                draft_logits_ptr,
-                draft_offset,
-                stride_draft_row,
-                draft_vocab,
-                sequence,
-                start,
-                draft_bias,
+                draft_logits_ptr, draft_offset, stride_draft_row, draft_vocab, sequence, start, draft_bias,
                 draft_allowed,
             ),
             index,
-        )
-        top_k = tl.where(is_target, top_k, load_top_k(draft_top_k_ptr, stride_draft_top_k, sequence))
-        top_p = tl.where(is_target, top_p, load_real(draft_top_p_ptr, stride_draft_top_p, sequence, 1.0))
-        min_p = tl.where(is_target, min_p, load_real(draft_min_p_ptr, stride_draft_min_p, sequence, 0.0))
-        temperature = tl.where(is_target, temperature, draft_temperature)
-        drafted = (row > gamma) & (index < length) & flag(draft_temperature > 0.0)
-        wanted = runs & ((row < num_rows) | drafted)
-        if SAME_ROWS:  # noqa: SIM102 (decided while compiling)
+        )  # fmt: skip
+        if SAME_ROWS:
             # Neither has a bias or a mask here.
-            if row > gamma:
+            row_ptr = target_row[0]
+            if is_draft:
                 row_ptr = draft_row[0]
-    width = vocab if SAME_ROWS or draft_logits_ptr is None else tl.where(is_target, vocab, draft_vocab)
-    top_k = tl.where(top_k < width, top_k, 0)
-    wanted = wanted & ((top_k > 0) | flag(top_p < 1.0) | flag(min_p > 0.0))
-    target_row = (row_ptr, vocab, target_row[2], target_row[3])
-    return (
-        wanted, ~is_target, sequence * rows_per_sequence + row, target_row, draft_row,
-        (top_k, top_p, min_p, temperature),
-    )  # fmt: skip
+            target_row = (row_ptr, vocab, target_row[2], target_row[3])
+    return is_draft, target_row, draft_row

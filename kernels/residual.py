@@ -53,9 +53,7 @@ def write_tiles(
     ALIGNED: tl.constexpr, SHARD: tl.constexpr,
 ):  # fmt: skip
     """Write the masses of some tiles: whole tiles by a loop without masks, the rest behind it."""
-    # A bias or a mask takes registers too.
-    PLAIN: tl.constexpr = len(target_row[2]) == 2 and len(target_row[3]) == 2
-    TILE: tl.constexpr = contract.TILE_SHARDS if PLAIN else contract.REST_SHARDS
+    TILE: tl.constexpr = contract.TILE_SHARDS
     REST: tl.constexpr = contract.REST_SHARDS
     whole = tl.minimum(end_shard, target_row[1] // (TILE * SHARD) * TILE).to(tl.int64)
     for shard in range(first_shard, whole, TILE):

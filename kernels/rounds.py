@@ -92,6 +92,8 @@ class Buffers(NamedTuple):
     row_threshold: torch.Tensor | None
     row_sum: torch.Tensor | None
     candidate_counts: torch.Tensor | None
+    candidates: torch.Tensor | None
+    row_limits: torch.Tensor | None
     records: torch.Tensor
     integers: torch.Tensor
     temperatures: torch.Tensor
@@ -126,20 +128,15 @@ def run_round(inputs: Inputs, outputs: Outputs) -> None:
             _bonus_rows(inputs), turns,
         )  # fmt: skip
         if filtered:
-            candidates = torch.empty(
-                (inputs.batch, rows, contract.MAX_CANDIDATES), dtype=torch.float32, device=target.device
-            )
+            lists = (buffers.candidate_counts, buffers.candidates, buffers.row_limits)
             filters = (*_spread(*inputs.parameters[1:]), *_spread(*inputs.draft_parameters[1:]))
             _launch(
                 filter_candidates, (inputs.batch * rows, -(-shards // turns)), constants,
-                buffers.candidate_counts, candidates, buffers.shard_max, *sequences, *streams, *filters, *adjustments,
-                *sizes, turns,
+                *lists, buffers.shard_max, *sequences, *streams, *filters, *adjustments, *sizes, turns,
             )  # fmt: skip
-            programs = min(inputs.batch * rows, contract.MAX_FILTER_PROGRAMS)
             _launch(
-                filter_thresholds, (programs,), constants, *limits, *_histograms(programs, target.device),
-                buffers.candidate_counts, candidates, *statistics, *sequences, *streams, *filters, *adjustments,
-                *sizes, inputs.batch * rows,
+                filter_thresholds, (inputs.batch * rows,), constants, *limits, *lists, *statistics[:2],
+                buffers.integers, *streams, *adjustments, *sizes,
             )  # fmt: skip
         if reduced:
             turns = contract.shards_per_program(inputs.batch, shards)
@@ -173,16 +170,11 @@ def _allocate(inputs: Inputs, rows: int, shards: int, filtered: bool, reduced: b
         row_threshold=scratch(batch, rows) if filtered else None,
         row_sum=scratch(batch, rows) if filtered else None,
         candidate_counts=scratch(batch, rows, dtype=torch.int32) if filtered else None,
+        candidates=scratch(batch, rows, contract.MAX_CANDIDATES, dtype=torch.float32) if filtered else None,
+        row_limits=scratch(batch, rows, contract.LIMIT_FIELDS.value) if filtered else None,
         records=scratch(batch, inputs.gamma + 1, contract.POSITION_FIELDS.value),
         integers=scratch(batch, contract.SEQUENCE_FIELDS.value, dtype=torch.int64),
         temperatures=scratch(batch, 2),
-    )
-
-
-def _histograms(programs: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    return (
-        torch.empty((programs, contract.NUM_BINS), dtype=torch.int32, device=device),
-        torch.empty((programs, contract.NUM_BINS), dtype=torch.int64, device=device),
     )
 
 

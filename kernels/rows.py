@@ -41,14 +41,19 @@ def row_at(rows, index):
 
 
 @triton.jit
+def biased(values, bias_ptr, IS_PROBS: tl.constexpr):
+    """Return values with a bias added to their logits."""
+    bias = tl.load(bias_ptr)
+    return values * tl.exp(bias.to(tl.float64)).to(tl.float32) if IS_PROBS else values + bias
+
+
+@triton.jit
 def adjusted(values, ids, row, IS_PROBS: tl.constexpr):
     """Return float32 values of some ids of a row with bias, one entry after another, and mask applied."""
     if len(row[2]) > 2:
         begin, end, ids_ptr, values_ptr = row[2]
         for entry in range(begin, end):
-            bias = tl.load(values_ptr + entry)
-            biased = values * tl.exp(bias.to(tl.float64)).to(tl.float32) if IS_PROBS else values + bias
-            values = tl.where(ids == tl.load(ids_ptr + entry), biased, values)
+            values = tl.where(ids == tl.load(ids_ptr + entry), biased(values, values_ptr + entry, IS_PROBS), values)
     if len(row[3]) > 2:
         _, offset, allowed_ptr = row[3]
         words = tl.load(allowed_ptr + (offset + ids // 32), mask=ids < row[1], other=0)

@@ -1,9 +1,11 @@
-"""Device functions that find the value at which a row reaches a count or a mass, without sorting the row.
+"""Device functions that find the value at which a row reaches a count or a mass, without sorting or copying the row.
 
-A histogram of the values near the threshold holds counts, and masses in fixed point, whose sums do not depend on the
-order of the atomic additions. It finds the bin that holds the threshold; the values of that bin are collected and
-compared with one another, in float64 or in wider fixed point. `scratch` is (counts_ptr, masses_ptr, candidates_ptr) of
-one program.
+The threshold is bracketed: from the key `low` on a row holds enough, from the key `high` on too little. One trip reads
+the row and sums, in registers, what lies from each of two pivots on. The pivots are quantiles, a margin apart, of a
+sample of the values that are still between the brackets, so that as a rule two trips leave fewer values than a list
+takes; those are compared with one another.
+
+A key is an integer that orders as the values do. DROPPED are the bits of it that values of a dtype never use.
 """
 
 # ruff: noqa: ANN001, ANN201 (device functions take and return Triton values, which have no Python types)
@@ -14,10 +16,12 @@ import triton
 import triton.language as tl
 
 from .blocks import exponent_scale, lowest, shifted_weights, weights_float64
-from .contract import REST_SHARDS, TILE_SHARDS
-from .tiles import load_tile, tile_ids
+from .contract import SEARCH_BITS, TILE_SHARDS
+from .tiles import load_sample, load_tile
 
 UNIT = tl.constexpr(2251799813685248.0)
+# More than twice the relative error of a sum of float32 weights, of which 5e-7 is the bound.
+SUM_ERROR = tl.constexpr(1.2e-6)
 
 
 @triton.jit
@@ -35,211 +39,197 @@ def key_value(key):
 
 
 @triton.jit
-def value_above(value):
-    """Return the next greater float32."""
-    return key_value(ordered_key(value).to(tl.int64) + 1)
+def short_key(value, DROPPED: tl.constexpr):
+    """Return the int64 key of a value without the bits that no value of its dtype uses."""
+    return ordered_key(value).to(tl.int64) >> DROPPED
 
 
 @triton.jit
-def value_below(value):
-    """Return the next smaller float32; -inf below -inf."""
-    return key_value(ordered_key(tl.maximum(value, -3.4028234663852886e38)).to(tl.int64) - 1)
+def short_value(key, DROPPED: tl.constexpr):
+    """Return the value of a short key."""
+    return key_value((key << DROPPED) + tl.where(key < 0, (1 << DROPPED) - 1, 0))
 
 
 @triton.jit
-def bin_of(values, low, low_key, bin_scale, shift, linear, NUM_BINS: tl.constexpr):
-    """Return the bin of every value of an interval: equal steps of the value, or of its key."""
-    if linear > 0:
-        bins = tl.minimum(((values - low) * bin_scale).to(tl.int32), NUM_BINS - 1)
+def amounts_of(values, row_max, temperature, by_count, IS_PROBS: tl.constexpr, WIDE: tl.constexpr):
+    """Return what each value with mass adds: 1 where values are counted, else its weight, in float64 where WIDE."""
+    if WIDE:
+        amounts = weights_float64(values.to(tl.float64), row_max.to(tl.float64), temperature, IS_PROBS)
+    elif IS_PROBS:
+        weights = shifted_weights(values, row_max, exponent_scale(temperature, IS_PROBS), IS_PROBS)
+        amounts = tl.where(by_count > 0, 1.0, weights)
     else:
-        steps = ordered_key(values).to(tl.uint32, bitcast=True) - low_key.to(tl.int32).to(tl.uint32, bitcast=True)
-        bins = (steps >> shift.to(tl.uint32)).to(tl.int32)
-    return bins
+        # An exponential of 0 counts: choosing between the two would cost an instruction a logit.
+        shift = tl.where(by_count > 0, 0.0, row_max)
+        scale = tl.where(by_count > 0, 0.0, exponent_scale(temperature, IS_PROBS))
+        amounts = shifted_weights(values, shift, scale, IS_PROBS)
+    return amounts
 
 
 @triton.jit
-def neighbours(values):
-    """Return a tile as (1, shards, ids / 8, 8): a thread holds 8 neighbours."""
-    return tl.reshape(values, (1, values.shape[1], values.shape[2] // 8, 8))
+def split_pairs(values):
+    """Return the first and the second neighbour of each pair of a tile."""
+    return tl.split(tl.reshape(values, (values.shape[0], values.shape[1], values.shape[2] // 2, 2)))
 
 
 @triton.jit
-def sweep_tile(
-    row, first, low, high, row_max, scale, scratch, unit, low_key, bin_scale, shift, linear,
-    COLLECT: tl.constexpr, IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
-    SHARDS: tl.constexpr, FILTER_SHARD: tl.constexpr, NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
+def sum_tile(
+    row, first, low, high, row_max, temperature, by_count, IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr,
+    MASKED: tl.constexpr, WIDE: tl.constexpr, SHARDS: tl.constexpr, SHARD: tl.constexpr,
 ):  # fmt: skip
-    """Bin or collect the values of a tile in low..high; return which are above `high`, and their weights."""
-    counts_ptr, masses_ptr, candidates_ptr = scratch
-    values = load_tile(row, first, IS_PROBS, ALIGNED, MASKED, SHARDS, FILTER_SHARD)
-    inside = (values >= low) & (values <= high)
-    above = values > high
-    if MASKED:
-        exists = tile_ids(first, SHARDS, FILTER_SHARD) < row[1]
-        inside = inside & exists
-        above = above & exists
-    weights = shifted_weights(values, row_max, scale, IS_PROBS)
-    if COLLECT:
-        # The order of the slots is left to chance; what is made of the values does not depend on it.
-        slots = tl.atomic_add(counts_ptr + tl.zeros(values.shape, tl.int32), 1, mask=inside, sem="relaxed")
-        tl.store(candidates_ptr + slots, values, mask=inside & (slots < MAX_CANDIDATES))
-    else:
-        bins = tl.where(inside, bin_of(values, low, low_key, bin_scale, shift, linear, NUM_BINS), 0)
-        mass = (tl.where(inside, weights, 0.0).to(tl.float64) * unit).to(tl.int64)
-        tl.atomic_add(counts_ptr + bins, 1, mask=inside, sem="relaxed")
-        tl.atomic_add(masses_ptr + bins, mass, mask=inside, sem="relaxed")
-    count = tl.sum(neighbours(above.to(tl.int32)), axis=3)
-    return count, tl.sum(neighbours(tl.where(above, weights, 0.0)), axis=3).to(tl.float64)
+    """Return what the values >= low and those >= high of a tile add up to, by threads: each holds 8 neighbours."""
+    values = load_tile(row, first, IS_PROBS, ALIGNED, MASKED, SHARDS, SHARD)
+    from_low = tl.zeros((values.shape[0], SHARDS, values.shape[2] // 8), tl.float64 if WIDE else tl.float32)
+    from_high = from_low
+    halves = split_pairs(values)
+    # One neighbour after another: an addition that a comparison lets through is one instruction, a choice is another.
+    for half in tl.static_range(2):
+        quarters = split_pairs(halves[half])
+        for quarter in tl.static_range(2):
+            eighths = split_pairs(quarters[quarter])
+            for eighth in tl.static_range(2):
+                amounts = amounts_of(eighths[eighth], row_max, temperature, by_count, IS_PROBS, WIDE)
+                from_low = tl.where(eighths[eighth] >= low, from_low + amounts, from_low)
+                from_high = tl.where(eighths[eighth] >= high, from_high + amounts, from_high)
+    return tl.sum(from_low, axis=0).to(tl.float64), tl.sum(from_high, axis=0).to(tl.float64)
 
 
 @triton.jit
 def sweep(
-    row, low, high, row_max, temperature, scratch, unit, low_key, bin_scale, shift, linear,
-    COLLECT: tl.constexpr, IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr,
-    FILTER_SHARD: tl.constexpr, NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
+    row, low, high, row_max, temperature, by_count, IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr,
+    WIDE: tl.constexpr, SHARD: tl.constexpr,
 ):  # fmt: skip
-    """Read a row: count and weigh the values above `high`, bin or collect those in low..high."""
-    # Half as many where a thread would run out of registers.
-    PLAIN: tl.constexpr = len(row[2]) == 2 and len(row[3]) == 2
-    WHOLE: tl.constexpr = PLAIN and ALIGNED and row[0].dtype.element_ty.primitive_bitwidth == 16
-    SHARDS: tl.constexpr = TILE_SHARDS if WHOLE else REST_SHARDS
-    TILE: tl.constexpr = SHARDS * FILTER_SHARD
-    whole = (row[1] // TILE).to(tl.int64)
-    zero = whole & 0
-    scale = exponent_scale(temperature, IS_PROBS)
-    # Every thread keeps its own sums, in float64: no thread waits for another before the end.
-    counts = tl.zeros((1, SHARDS, FILTER_SHARD // 8), tl.int32)
-    masses = tl.zeros((1, SHARDS, FILTER_SHARD // 8), tl.float64)
-    for tile in range(whole):
-        count, mass = sweep_tile(
-            row, zero + tile * TILE, low, high, row_max, scale, scratch,
-            unit, low_key, bin_scale, shift, linear,
-            COLLECT, IS_PROBS, ALIGNED, False, SHARDS, FILTER_SHARD, NUM_BINS, MAX_CANDIDATES,
+    """Read a row once; return the amount of its values >= low and of those >= high, in float64."""
+    PART: tl.constexpr = min(SHARD, 256)
+    more = tl.zeros((TILE_SHARDS, PART // 8), tl.float64)
+    fewer = tl.zeros((TILE_SHARDS, PART // 8), tl.float64)
+    low_sum = tl.sum(tl.sum(more, axis=1), axis=0)
+    high_sum = low_sum
+    first = row[1] & 0
+    zero = first.to(tl.int64)
+    # Every thread keeps its own sums: none waits for another before the end. Float64, a bias and a mask take registers.
+    if not WIDE:
+        PLAIN: tl.constexpr = len(row[2]) == 2 and len(row[3]) == 2
+        SHARDS: tl.constexpr = SEARCH_BITS // (row[0].dtype.element_ty.primitive_bitwidth if PLAIN else 32)
+        TILE: tl.constexpr = SHARDS * SHARD
+        first = row[1] - row[1] % TILE
+        from_low = tl.zeros((SHARDS, PART // 8), tl.float64)
+        from_high = tl.zeros((SHARDS, PART // 8), tl.float64)
+        for tile in range(0, first, TILE):
+            from_tile, from_tile_high = sum_tile(
+                row, zero + tile, low, high, row_max, temperature, by_count,
+                IS_PROBS, ALIGNED, False, WIDE, SHARDS, SHARD,
+            )  # fmt: skip
+            from_low += from_tile
+            from_high += from_tile_high
+        low_sum = tl.sum(tl.sum(from_low, axis=1), axis=0)
+        high_sum = tl.sum(tl.sum(from_high, axis=1), axis=0)
+    for tile in range(first, row[1], TILE_SHARDS * PART):
+        from_tile, from_tile_high = sum_tile(
+            row, zero + tile, low, high, row_max, temperature, by_count,
+            IS_PROBS, ALIGNED, True, WIDE, TILE_SHARDS, PART,
         )  # fmt: skip
-        counts += count
-        masses += mass
-    if whole * TILE < row[1]:
-        count, mass = sweep_tile(
-            row, whole * TILE, low, high, row_max, scale, scratch,
-            unit, low_key, bin_scale, shift, linear,
-            COLLECT, IS_PROBS, ALIGNED, True, SHARDS, FILTER_SHARD, NUM_BINS, MAX_CANDIDATES,
-        )  # fmt: skip
-        counts += count
-        masses += mass
-    above_count = tl.sum(tl.sum(tl.sum(counts, axis=0), axis=1), axis=0)
-    return above_count, tl.sum(tl.sum(tl.sum(masses, axis=0), axis=1), axis=0)
+        more += from_tile
+        fewer += from_tile_high
+    return low_sum + tl.sum(tl.sum(more, axis=1), axis=0), high_sum + tl.sum(tl.sum(fewer, axis=1), axis=0)
 
 
 @triton.jit
-def mass_of_tile(
-    row, first, bound, row_max, temperature, IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
-    FILTER_SHARD: tl.constexpr,
+def sum_sample(amounts):
+    """Return the sum of a sample."""
+    return tl.sum(tl.sum(tl.sum(tl.sum(amounts, axis=3), axis=2), axis=1), axis=0)
+
+
+@triton.jit
+def quantile(keys, amounts, low, high, wanted):
+    """Return the highest key of low..high from which on the amounts reach `wanted`; `low` if none does."""
+    while high - low > 1:
+        middle = (low + high) >> 1
+        enough = sum_sample(tl.where(keys >= middle.to(tl.int32), amounts, 0.0)) >= wanted
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
+    return low
+
+
+@triton.jit
+def pivots(
+    row, low, high, below, above, wanted, row_max, temperature, by_count, trip,
+    IS_PROBS: tl.constexpr, DROPPED: tl.constexpr, SAMPLE: tl.constexpr,
 ):  # fmt: skip
-    """Return the float64 weights of the values >= bound of a tile, 0 for the others."""
-    values = load_tile(row, first, IS_PROBS, ALIGNED, MASKED, REST_SHARDS, FILTER_SHARD)
-    weights = weights_float64(values.to(tl.float64), row_max.to(tl.float64), temperature, IS_PROBS)
-    return tl.sum(neighbours(tl.where((values >= bound) & (values > lowest(IS_PROBS)), weights, 0.0)), axis=3)
-
-
-@triton.jit
-def mass_of(
-    row, bound, row_max, temperature, IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, FILTER_SHARD: tl.constexpr
-):  # fmt: skip
-    """Read a row: return the mass of all values >= bound, in float64 throughout."""
-    SHARDS: tl.constexpr = REST_SHARDS
-    TILE: tl.constexpr = SHARDS * FILTER_SHARD
-    whole = (row[1] // TILE).to(tl.int64)
-    masses = tl.zeros((1, SHARDS, FILTER_SHARD // 8), tl.float64)
-    for tile in range(whole):
-        masses += mass_of_tile(row, tile * TILE, bound, row_max, temperature, IS_PROBS, ALIGNED, False, FILTER_SHARD)
-    if whole * TILE < row[1]:
-        masses += mass_of_tile(row, whole * TILE, bound, row_max, temperature, IS_PROBS, ALIGNED, True, FILTER_SHARD)
-    return tl.sum(tl.sum(tl.sum(masses, axis=0), axis=1), axis=0)
-
-
-@triton.jit
-def highest_reaching(bins, amounts, above, wanted, NUM_BINS: tl.constexpr):
-    """Return the highest bin with which the amount from the top reaches `wanted`; 0 if none does."""
-    best = tl.full((), 0, tl.int32)
-    step = tl.full((), NUM_BINS // 2, tl.int32)
-    while step > 0:
-        amount = above + tl.sum(tl.where(bins >= best + step, amounts, 0.0), axis=0)
-        best = tl.where(amount >= wanted, best + step, best)
-        step = step // 2
-    return best
-
-
-@triton.jit
-def bits_above(value, LIMIT: tl.constexpr):
-    """Return by how much to shift an int64 right to bring it below a power of two."""
-    shift = tl.full((), 0, tl.int64)
-    while (value >> shift) >= LIMIT:
-        shift += 1
-    return shift
+    """Return two keys between low and high, of which the threshold is likely to lie between."""
+    values = load_sample(row, IS_PROBS, SAMPLE)
+    keys = ordered_key(values) >> DROPPED
+    amounts = amounts_of(values, row_max, temperature, by_count, IS_PROBS, False)
+    inside = (keys >= low.to(tl.int32)) & (keys < high.to(tl.int32)) & (values > lowest(IS_PROBS))
+    amounts = tl.where(inside, amounts, 0.0)
+    total = sum_sample(amounts)
+    share = tl.minimum(tl.maximum((wanted - above) / (below - above), 0.0), 1.0).to(tl.float32)
+    middle = quantile(keys, amounts, low, high, share * total)
+    # Two standard deviations of the share that a sample of the values in between has from `middle` on.
+    upper = sum_sample(tl.where(keys >= middle.to(tl.int32), amounts * amounts, 0.0))
+    lower = sum_sample(tl.where(keys >= middle.to(tl.int32), 0.0, amounts * amounts))
+    margin = 2.0 * tl.sqrt((1.0 - share) * (1.0 - share) * upper + share * share * lower)
+    first = quantile(keys, amounts, low, high, share * total + margin)
+    second = quantile(keys, amounts, low, high, share * total - margin) + 1
+    # Thirds, which no row can fool, where the sample holds little and from time to time.
+    sampled = (sum_sample((amounts > 0.0).to(tl.int32)) >= 8) & (trip % 4 != 3)
+    third = (high - low) // 3
+    first = tl.maximum(tl.where(sampled, first, low + third), low + 1)
+    second = tl.where(sampled, second, high - third)
+    return first, tl.maximum(tl.minimum(second, high - 1), first)
 
 
 @triton.jit
 def narrow(
-    row, low, row_max, temperature, row_sum, wanted, by_mass, scratch,
-    IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, FILTER_SHARD: tl.constexpr,
-    NUM_BINS: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
+    row, low, high, below, above, wanted, top_p, kept, sums, wide, covered, row_max, temperature, by_count,
+    IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, DROPPED: tl.constexpr,
+    SHARD: tl.constexpr, SAMPLE: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
-    """Return an interval low..high that holds the threshold, and whether it and all above it can be collected.
+    """Narrow low..high until few values lie between, or float32 weights cannot tell on which side of `wanted` one is.
 
-    The interval holds at most MAX_CANDIDATES values, or one value only. `low` is a guess from where to start.
+    Where `sums` the first trip weighs all that is kept so far, of which top-p wants its share. `wide` weighs in
+    float64; `covered`: no more than the first trip is needed. Returns (low, high, what the row holds from each on,
+    wanted, whether few values are left).
     """
-    counts_ptr, masses_ptr = scratch[0], scratch[1]
-    bins = tl.arange(0, NUM_BINS)
-    # A power of two: whole weights stay whole, and their sum stays below 2**62.
-    one = tl.full((), 1, tl.int64)
-    unit = (one << (61 - bits_above(row_sum.to(tl.int64) + 1, 1))).to(tl.float64)
-    high = row_max
-    linear = tl.full((), 0 if IS_PROBS else 1, tl.int32)
-    complete = tl.full((), 0, tl.int32)
-    searching = tl.full((), 1, tl.int32)
-    while searching > 0:
-        tl.store(counts_ptr + bins, tl.zeros((NUM_BINS,), tl.int32))
-        tl.store(masses_ptr + bins, tl.zeros((NUM_BINS,), tl.int64))
-        tl.debug_barrier()
-        low_key = ordered_key(low).to(tl.int64)
-        high_key = ordered_key(high).to(tl.int64)
-        shift = bits_above(high_key - low_key, NUM_BINS)
-        bin_scale = NUM_BINS / tl.maximum(high - low, 1e-30)
-        linear = tl.where((high - low < float("inf")) & (high - low > 1e-30), linear, 0)
-        above_count, above_mass = sweep(
-            row, low, high, row_max, temperature, scratch,
-            unit, low_key, bin_scale, shift, linear,
-            False, IS_PROBS, ALIGNED, FILTER_SHARD, NUM_BINS, MAX_CANDIDATES,
-        )  # fmt: skip
-        tl.debug_barrier()
-        counts = tl.load(counts_ptr + bins, cache_modifier=".cg")
-        masses = tl.load(masses_ptr + bins, cache_modifier=".cg").to(tl.float64) / unit
-        tl.debug_barrier()
-        amounts = tl.where(by_mass > 0, masses, counts.to(tl.float64))
-        base = tl.where(by_mass > 0, above_mass, above_count.to(tl.float64))
-        reached = base + tl.sum(amounts, axis=0) >= wanted
-        chosen = highest_reaching(bins, amounts, base, wanted, NUM_BINS)
-        bottom_key = low_key + (chosen.to(tl.int64) << shift)
-        bottom = key_value(bottom_key)
-        top = key_value(tl.minimum(bottom_key + (one << shift) - 1, high_key))
-        # Wide enough for every value of the bin; neighbours that slip in are counted with those of the next bins.
-        width = 1.0 / bin_scale
-        slack = (tl.abs(low) + tl.abs(high) + (high - low)) * 1e-6
-        bottom = tl.where(linear > 0, tl.maximum(low + chosen.to(tl.float32) * width - slack, low), bottom)
-        top = tl.where(linear > 0, tl.minimum(low + (chosen + 1).to(tl.float32) * width + slack, high), top)
-        near = (bins >= chosen - 1) & (bins <= chosen + 1)
-        few = tl.sum(tl.where(near, counts, 0), axis=0) <= MAX_CANDIDATES
-        all_few = above_count + tl.sum(tl.where(bins >= chosen - 1, counts, 0), axis=0) <= MAX_CANDIDATES
-        fits = (linear == 0) | (slack < width)
-        complete = tl.where(fits & all_few & reached, 1, 0)
-        searching = tl.where((fits & few) | (bottom == top), 0, 1)
-        # The guess may have been too high: go on below it, down to where everything is kept.
-        exhausted = low == float("-inf")
-        searching = tl.where(reached, searching, tl.where(exhausted, 0, 1))
-        high = tl.where(reached, top, tl.where(exhausted, low, key_value(low_key - 1)))
-        low = tl.where(reached, bottom, float("-inf"))
-        linear = linear * 0
-    return low, high, complete
+    trip = tl.full((), 0, tl.int32)
+    few = tl.full((), 0, tl.int32)
+    going = tl.full((), 1, tl.int32)
+    while going > 0:
+        first = kept
+        second = high
+        if sums == 0:
+            first, second = pivots(
+                row, low, high, below, above, wanted, row_max, temperature, by_count, trip, IS_PROBS, DROPPED, SAMPLE
+            )
+        from_value = short_value(first, DROPPED)
+        to_value = short_value(second, DROPPED)
+        if wide > 0:
+            more, fewer = sweep(
+                row, from_value, to_value, row_max, temperature, by_count, IS_PROBS, ALIGNED, True, SHARD
+            )
+        else:
+            more, fewer = sweep(
+                row, from_value, to_value, row_max, temperature, by_count, IS_PROBS, ALIGNED, False, SHARD
+            )
+        width = high - low
+        if sums > 0:
+            wanted = top_p * more
+            below = tl.minimum(below, more)
+            above = fewer
+        slack = tl.where((by_count > 0) | (wide > 0), 0.0, wanted * SUM_ERROR)
+        if sums == 0:
+            below = tl.where(fewer >= wanted + slack, fewer, tl.where(more >= wanted + slack, more, below))
+            low = tl.where(fewer >= wanted + slack, second, tl.where(more >= wanted + slack, first, low))
+            above = tl.where(more < wanted - slack, more, tl.where(fewer < wanted - slack, fewer, above))
+            high = tl.where(more < wanted - slack, first, tl.where(fewer < wanted - slack, second, high))
+        # No value in between adds less than one at `low` would.
+        least = amounts_of(short_value(low, DROPPED), row_max, temperature, by_count, IS_PROBS, False)
+        few = tl.where(below - above + slack <= least.to(tl.float64) * MAX_CANDIDATES, 1, covered)
+        stuck = (sums == 0) & (high - low == width)
+        going = tl.where((few > 0) | stuck | (high - low <= 1), 0, 1)
+        sums = sums * 0
+        trip += 1
+    return low, high, below, above, wanted, few
 
 
 @triton.jit
@@ -250,35 +240,25 @@ def candidate_weights(values, row_max, temperature, IS_PROBS: tl.constexpr):
 
 
 @triton.jit
-def mass_from(values, weights, threshold, count, above_mass, MAX_CANDIDATES: tl.constexpr):
-    """Return the mass of all values above the candidates and of the candidates >= threshold."""
-    mass = tl.sum(tl.where(values >= threshold, weights, 0), axis=0).to(tl.float64) / UNIT
-    # More than can be collected only where all are equal.
-    return above_mass + tl.where(count > MAX_CANDIDATES, mass / MAX_CANDIDATES * count, mass)
+def total_from(values, amounts, threshold):
+    """Return what the candidates >= threshold add up to, in float64."""
+    return tl.sum(tl.where(values >= threshold, amounts, 0), axis=0).to(tl.float64) / UNIT
 
 
 @triton.jit
-def smallest_kept(
-    values, amounts, above, wanted, unit, floor, next_above, low, high
-):  # fmt: skip
-    """Return the smallest candidate >= floor such that the amount of greater values is below `wanted`.
+def smallest_kept(values, amounts, above, wanted, low, high):
+    """Return the smallest candidate with less than `wanted` above it, +inf if none has.
 
-    `amounts` are integers in units of 1 / unit; the candidates lie in low..high; `next_above` is the answer where no
-    candidate is kept.
+    The candidates lie in low..high, int64 keys of float32 values, and `above` is the amount of all greater values.
     """
     keys = ordered_key(values)
-    last = ordered_key(high).to(tl.int64) + 1
-    first = ordered_key(tl.maximum(low, floor)).to(tl.int64)
-    # The amount of greater values falls with the key: halve the keys down to the first with little enough above it.
-    while first < last:
-        middle = (first + last) >> 1
-        greater = tl.sum(tl.where(keys > middle.to(tl.int32), amounts, 0), axis=0).to(tl.float64) / unit
+    while low < high:
+        middle = (low + high) >> 1
+        greater = tl.sum(tl.where(keys > middle.to(tl.int32), amounts, 0), axis=0).to(tl.float64) / UNIT
         little = above + greater < wanted
-        last = tl.where(little, middle, last)
-        first = tl.where(little, first, middle + 1)
-    kept = (values >= floor) & (keys >= first.to(tl.int32))
-    smallest = tl.min(tl.where(kept, values, float("inf")), axis=0)
-    return tl.where(smallest < float("inf"), smallest, next_above)
+        high = tl.where(little, middle, high)
+        low = tl.where(little, low, middle + 1)
+    return tl.min(tl.where(keys >= low.to(tl.int32), values, float("inf")), axis=0)
 
 
 @triton.jit

@@ -61,9 +61,7 @@ def write_row(
     ALIGNED: tl.constexpr, EXCLUDES: tl.constexpr, IS_PROBS: tl.constexpr, SHARD: tl.constexpr,
 ):  # fmt: skip
     """Write the statistics of some tiles of one row: whole tiles by a loop without masks, the rest behind it."""
-    # A bias or a mask takes registers too.
-    PLAIN: tl.constexpr = len(row[2]) == 2 and len(row[3]) == 2
-    TILE: tl.constexpr = contract.TILE_SHARDS if PLAIN else contract.REST_SHARDS
+    TILE: tl.constexpr = contract.TILE_SHARDS
     REST: tl.constexpr = contract.REST_SHARDS
     whole = tl.minimum(end_shard, row[1] // (TILE * SHARD) * TILE).to(tl.int64)
     scale = exponent_scale(tl.where(greedy, 1.0, temperature), IS_PROBS)
@@ -288,6 +286,7 @@ def row_statistics(
                 first_shard, end_shard, -1, num_shards, draft_temperature, draft_greedy,
                 ALIGNED, False, DRAFT_IS_PROBS, SHARD,
             )  # fmt: skip
+            return
     if reads:
         removed = tl.full((), -1, tl.int64)
         if EXCLUDES:  # noqa: SIM102 (decided while compiling)

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from .blocks import NO_ID, lowest, safe_shift, shifted_weights
-from .rows import adjusted
+from .rows import biased
 
 # Ids of a shard that 32 threads read at once, 8 each.
 PART = tl.constexpr(256)
@@ -40,46 +40,109 @@ def tile_ids(first, SHARDS: tl.constexpr, SHARD: tl.constexpr):
 
 
 @triton.jit
+def split_units(words):
+    """Return the first, second, third and fourth 32-bit words of the units of 16 bytes of a tile."""
+    pairs = tl.reshape(words, (words.shape[0], words.shape[1], words.shape[2] // 4, 2, 2))
+    even, odd = tl.split(pairs)
+    word0, word2 = tl.split(even)
+    word1, word3 = tl.split(odd)
+    return word0, word1, word2, word3
+
+
+@triton.jit
+def shift_words(low, high, shift):
+    """Return 32 bits of two words that lie behind one another, from bit `shift` on."""
+    pair = (high.to(tl.uint32, bitcast=True).to(tl.uint64) << 32) | low.to(tl.uint32, bitcast=True).to(tl.uint64)
+    return (pair >> shift.to(tl.uint64)).to(tl.uint32).to(tl.int32, bitcast=True)
+
+
+@triton.jit
 def load_words(
     row_ptr, first, limit, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
     SHARDS: tl.constexpr, SHARD: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Return the values of a tile, read by the aligned 128-bit words that hold them.
+    """Return the float32 values of a tile, read by the aligned 128-bit words that hold them.
 
     MASKED loads no word that holds nothing of the row; what lies past its end in the last one is loaded with it.
     """
     BITS: tl.constexpr = row_ptr.dtype.element_ty.primitive_bitwidth
-    # Values in a 64-bit word, the unit that is shifted.
-    VALUES: tl.constexpr = 64 // BITS
-    address = (row_ptr + first).to(tl.int64)
-    skew = address & 15
-    words_ptr = (address - skew).to(tl.pointer_type(tl.int64))
+    # Values in a 32-bit word, the unit that is shifted.
+    VALUES: tl.constexpr = 32 // BITS
+    words_ptr = (row_ptr + first).to(tl.pointer_type(tl.int32), bitcast=True)
+    skew = first & 0
+    if not ALIGNED:
+        address = (row_ptr + first).to(tl.int64)
+        skew = address & 15
+        words_ptr = (address - skew).to(tl.pointer_type(tl.int32))
     words = tile_offsets(SHARDS, SHARD // VALUES, WIDTH // VALUES)
-    PAIRS: tl.constexpr = (SHARD // WIDTH, SHARDS, WIDTH // VALUES // 2, 2)
-    near_ptrs = tl.multiple_of(words_ptr + words, (16, 16, 16))
-    # A word, of 16 bytes here, is read if it begins before the end of the row.
+    # A unit, of 16 bytes, is read if it begins before the end of the row.
     last = ((limit * (BITS // 8) + skew + 15) // 16).to(tl.int32)
-    near = tl.load(near_ptrs, mask=(words // 2).to(tl.int32) < last, other=0) if MASKED else tl.load(near_ptrs)
-    word0, word1 = tl.split(tl.reshape(near, PAIRS))
+    near_ptrs = tl.multiple_of(words_ptr + words, (16, 16, 16))
+    near = tl.load(near_ptrs, mask=(words // 4).to(tl.int32) < last, other=0) if MASKED else tl.load(near_ptrs)
+    word0, word1, word2, word3 = split_units(near)
     if not ALIGNED:
         # Where the row is aligned after all, the words that follow are the same ones: nothing past them is read.
-        following = words + tl.where(skew > 0, 2, 0)
+        following = words + tl.where(skew > 0, 4, 0)
         far_ptrs = tl.multiple_of(words_ptr + following, (16, 16, 16))
-        far = tl.load(far_ptrs, mask=(following // 2).to(tl.int32) < last, other=0) if MASKED else tl.load(far_ptrs)
-        word2, word3 = tl.split(tl.reshape(far, PAIRS))
-        over = skew >= 8
-        low = tl.where(over, word1, word0).to(tl.uint64)
-        middle = tl.where(over, word2, word1).to(tl.uint64)
-        high = tl.where(over, word3, word2).to(tl.uint64)
-        shift = ((skew & 7) * 8).to(tl.uint64)
-        rest = 63 - shift
-        word0 = (low >> shift) | ((middle << 1) << rest)
-        word1 = (middle >> shift) | ((high << 1) << rest)
-    pair = tl.join(word0, word1).to(tl.uint64)
-    values = tl.join(pair.to(tl.uint32), (pair >> 32).to(tl.uint32))
-    if BITS == 16:
-        values = tl.join(values.to(tl.uint16), (values >> 16).to(tl.uint16))
-    return tl.reshape(values.to(row_ptr.dtype.element_ty, bitcast=True), (SHARD // WIDTH, SHARDS, WIDTH))
+        far = tl.load(far_ptrs, mask=(following // 4).to(tl.int32) < last, other=0) if MASKED else tl.load(far_ptrs)
+        word4, word5, word6, word7 = split_units(far)
+        # By two words, by one word, by bytes.
+        two = (skew & 8) > 0
+        word0, word1, word2 = tl.where(two, word2, word0), tl.where(two, word3, word1), tl.where(two, word4, word2)
+        word3, word4, word5 = tl.where(two, word5, word3), tl.where(two, word6, word4), tl.where(two, word7, word5)
+        one = (skew & 4) > 0
+        word0, word1, word2 = tl.where(one, word1, word0), tl.where(one, word2, word1), tl.where(one, word3, word2)
+        word3, word4 = tl.where(one, word4, word3), tl.where(one, word5, word4)
+        if BITS < 32:
+            shift = (skew & 3) * 8
+            word0, word1 = shift_words(word0, word1, shift), shift_words(word1, word2, shift)
+            word2, word3 = shift_words(word2, word3, shift), shift_words(word3, word4, shift)
+    values = tl.join(tl.join(word0, word2), tl.join(word1, word3))
+    if BITS == 32:
+        values = values.to(tl.float32, bitcast=True)
+    elif row_ptr.dtype.element_ty == tl.bfloat16:
+        # The upper half of a float32: an instruction for each of the two, where the conversion takes three.
+        values = tl.join(values << 16, values & -65536).to(tl.float32, bitcast=True)
+    else:
+        halves = tl.join(values.to(tl.uint16), (values.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16))
+        values = halves.to(row_ptr.dtype.element_ty, bitcast=True).to(tl.float32)
+    return tl.reshape(values, (SHARD // WIDTH, SHARDS, WIDTH))
+
+
+@triton.jit
+def biased_groups(groups, order, first, count, row, IS_PROBS: tl.constexpr):
+    """Return groups of 8 neighbours, the `order`-th from id `first` on, with the biases of the next `count` ids."""
+    begin, end, ids_ptr, values_ptr = row[2]
+    place = tl.arange(0, 8)[None, None, None, :]
+    for entry in range(begin, end):
+        offset = tl.load(ids_ptr + entry) - first
+        if (offset >= 0) & (offset < count):
+            here = (order[:, :, :, None] == (offset // 8).to(tl.int32)) & (place == (offset % 8).to(tl.int32))
+            groups = tl.where(here, biased(groups, values_ptr + entry, IS_PROBS), groups)
+    return groups
+
+
+@triton.jit
+def adjusted_groups(groups, order, first, count, row, IS_PROBS: tl.constexpr):
+    """Return groups of 8 neighbours, which a thread holds, with bias and mask applied; a group takes one word of it."""
+    if len(row[2]) > 2:
+        groups = biased_groups(groups, order, first, count, row, IS_PROBS)
+    if len(row[3]) > 2:
+        _, offset, allowed_ptr = row[3]
+        ids = first + order.to(tl.int64) * 8
+        words = tl.load(allowed_ptr + (offset + ids // 32), mask=ids < row[1], other=0) >> (ids % 32).to(tl.int32)
+        bits = (words[:, :, :, None] >> tl.arange(0, 8)[None, None, None, :]) & 1
+        groups = tl.where(bits == 1, groups, lowest(IS_PROBS))
+    return groups
+
+
+@triton.jit
+def load_sample(row, IS_PROBS: tl.constexpr, SAMPLE: tl.constexpr):
+    """Return so many float32 values of a row, in groups of 8 neighbours that lie at equal distances."""
+    order = (tl.arange(0, SAMPLE // 8).to(tl.int64) * (row[1] // 8) // (SAMPLE // 8)).to(tl.int32)[None, None, :]
+    ids = order.to(tl.int64)[:, :, :, None] * 8 + tl.arange(0, 8)[None, None, None, :]
+    groups = tl.load(row[0] + ids, mask=ids < row[1], other=lowest(IS_PROBS)).to(tl.float32)
+    return adjusted_groups(groups, order, (row[1] & 0).to(tl.int64), row[1], row, IS_PROBS)
 
 
 @triton.jit
@@ -93,12 +156,7 @@ def load_tile(
     WIDTH: tl.constexpr = min(SHARD, 4096 // row_ptr.dtype.element_ty.primitive_bitwidth)
     # What is left of the row, or at least a tile.
     limit = tl.minimum(row[1] - first, SHARDS * SHARD)
-    if ALIGNED and not MASKED:
-        # The hint sits on the last address computed: on an earlier one the compiler's folding would lose it.
-        values = tl.load(tl.multiple_of(row_ptr + first + tile_offsets(SHARDS, SHARD, WIDTH), (16, 16, 16)))
-    else:
-        values = load_words(row_ptr, first, limit, ALIGNED, MASKED, SHARDS, SHARD, WIDTH)
-    values = values.to(tl.float32)
+    values = load_words(row_ptr, first, limit, ALIGNED, MASKED, SHARDS, SHARD, WIDTH)
     if min(SHARD, PART) > WIDTH:
         halves = tl.reshape(values, (SHARD // PART, 2, SHARDS, WIDTH))
         values = tl.reshape(tl.permute(halves, (0, 2, 1, 3)), (SHARD // PART, SHARDS, PART))
@@ -106,7 +164,11 @@ def load_tile(
         offsets = tile_offsets(SHARDS, SHARD, min(SHARD, PART)).to(tl.int32)
         values = tl.where(offsets < limit.to(tl.int32), values, lowest(IS_PROBS))
     if len(row[2]) > 2 or len(row[3]) > 2:
-        values = adjusted(values, tile_ids(first, SHARDS, SHARD), row, IS_PROBS)
+        # A thread holds 8 neighbours.
+        groups = tl.reshape(values, (values.shape[0], SHARDS, values.shape[2] // 8, 8))
+        order = tile_offsets(SHARDS, SHARD // 8, values.shape[2] // 8).to(tl.int32)
+        groups = adjusted_groups(groups, order, first, SHARDS * SHARD, row, IS_PROBS)
+        values = tl.reshape(groups, values.shape)
     return values
 
 

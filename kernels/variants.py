@@ -32,18 +32,18 @@ PLAIN_ABSENT = ADJUSTMENTS | FILTER_INPUTS | frozenset({
 })  # fmt: skip
 NOTHING_ABSENT: frozenset[str] = frozenset()
 _POINTER_TYPES = {
-    "i32": ("shard_argmax_ptr", "status_ptr", "counts_ptr", "candidate_counts_ptr", "allowed_ptr", "draft_allowed_ptr"),
+    "i32": ("shard_argmax_ptr", "status_ptr", "candidate_counts_ptr", "allowed_ptr", "draft_allowed_ptr"),
     "i64": (
         "integers_ptr", "token_ids_ptr", "lengths_ptr", "draft_index_ptr", "top_k_ptr", "draft_top_k_ptr", "seed_ptr",
-        "position_ptr", "num_accepted_ptr", "num_emitted_ptr", "masses_ptr", "bias_offsets_ptr", "bias_ids_ptr",
+        "position_ptr", "num_accepted_ptr", "num_emitted_ptr", "bias_offsets_ptr", "bias_ids_ptr",
         "draft_bias_offsets_ptr", "draft_bias_ids_ptr", "columns_ptr", "column_targets_ptr",
     ),
     "fp32": ("shard_max_ptr", "candidates_ptr", "logprobs_ptr", "accept_probs_ptr", "expected_ptr", "bias_values_ptr",
         "draft_bias_values_ptr"),
     "fp64": (
-        "temperatures_ptr", "records_ptr", "shard_sum_ptr", "row_threshold_ptr", "row_sum_ptr", "receipt_ptr",
-        "temperature_ptr", "top_p_ptr", "min_p_ptr", "draft_temperature_ptr", "draft_top_p_ptr", "draft_min_p_ptr",
-        "uniforms_ptr", "residual_mass_ptr", "kept_mass_ptr",
+        "temperatures_ptr", "records_ptr", "shard_sum_ptr", "limits_ptr", "row_threshold_ptr", "row_sum_ptr",
+        "receipt_ptr", "temperature_ptr", "top_p_ptr", "min_p_ptr", "draft_temperature_ptr", "draft_top_p_ptr",
+        "draft_min_p_ptr", "uniforms_ptr", "residual_mass_ptr", "kept_mass_ptr",
     ),
 }  # fmt: skip
 _TYPE_OF = {name: f"*{kind}" for kind, names in _POINTER_TYPES.items() for name in names}
