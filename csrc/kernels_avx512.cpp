@@ -11,9 +11,10 @@
 
 // After the standard headers: their inline functions must stay runnable everywhere.
 #if defined(__clang__)
-#pragma clang attribute push(                                                                      \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c"), min_vector_width(512))), \
+#pragma clang attribute push(                                                       \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c"))), \
     apply_to = function)
+#pragma clang attribute push(__attribute__((min_vector_width(512))), apply_to = function)
 #else
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prefer-vector-width=512")
 #endif
@@ -57,6 +58,7 @@ const Kernels& avx512_kernels() {
 }  // namespace specker
 
 #if defined(__clang__)
+#pragma clang attribute pop
 #pragma clang attribute pop
 #endif
 
