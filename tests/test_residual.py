@@ -98,3 +98,40 @@ def test_an_impossible_draft_token_is_told_however_early_its_acceptance_is_prove
         torch.set_num_threads(before)
     assert result.num_accepted.tolist() == [1]
     assert result.status.tolist() == [Status.DRAFT_TOKEN_IMPOSSIBLE]
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
+@pytest.mark.parametrize("mask", [-170.0, -300.0, -355.0, -1e3, -5e3, -3e4, -1e30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_masks_that_are_finite_have_no_residual(mask: float, dtype: torch.dtype, device: torch.device) -> None:
+    # Powers of such differences leave float32, some of them by the sign.
+    target, draft = torch.zeros(1, 2, 9000), torch.zeros(1, 1, 9000)
+    target[..., 10:] = mask
+    draft[..., 0], draft[..., 1:5], draft[..., 4000:] = 12.0, mask, mask
+    uniforms = torch.tensor([[[0.99, 0.0], [0.5, 0.5]]], dtype=torch.float64)
+    for emission in torch.linspace(0.0, 1 - 2.0**-53, 9, dtype=torch.float64):
+        uniforms[..., 1] = emission
+        result = specker.verify(torch.tensor([[0]]), target.to(dtype), draft.to(dtype), uniforms=uniforms)
+        assert result.num_accepted.tolist() == [0]
+        # All that is drafted less than it is wanted: the nine other tokens, equally.
+        assert result.token_ids.tolist() == [[1 + min(int(9 * emission), 8), -1]]
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
+@pytest.mark.parametrize("overwritten", [60.0, 130.0, 200.0, 355.0, 1e4, 1e30, 3e38])
+def test_a_row_that_its_receipt_is_not_of_leaves_no_residual_where_it_holds_more(
+    overwritten: float, device: torch.device
+) -> None:
+    vocab, drafted, larger = 9000, 3, 7
+    target, drawn_from = torch.zeros(1, 2, vocab), torch.zeros(1, vocab)
+    target[0, 0, drafted], drawn_from[0, drafted] = -2.0, 12.0
+    sampled = specker.sample(drawn_from, seed=0)
+    assert sampled.token_ids.tolist() == [drafted]
+    draft = drawn_from.clone().unsqueeze(0)
+    draft[..., larger] = overwritten
+    # The uniform is that of the token in the residual which leaves out the drafted one alone.
+    uniforms = torch.tensor([[[0.9999, (larger - 0.5) / (vocab - 1)], [0.5, 0.5]]], dtype=torch.float64)
+    receipt = DraftReceipt.stack([sampled.receipt])
+    result = specker.verify(torch.tensor([[drafted]]), target, draft, draft_receipt=receipt, uniforms=uniforms)
+    assert result.num_accepted.tolist() == [0]
+    assert result.token_ids[0, 0] in (larger - 1, larger + 1)
