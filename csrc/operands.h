@@ -60,6 +60,30 @@ Laws engine_laws(const OptionalTensor& temperature, const OptionalTensor& seed, 
   return laws;
 }
 
+// Draft tokens of a chain of slots, -1 where a slot has two children or the chain leaves one out.
+int64_t chain_length(const Cells& children, const Cells& siblings, int64_t sequence, int64_t slots) {
+  int64_t length = slots - 1;
+  if (children.data) {
+    length = 0;
+    while (length < slots && cell_at(children, sequence, length) == length + 1) ++length;
+    if (length == slots || cell_at(children, sequence, length) != -1) return -1;
+  }
+  for (int64_t slot = 0; siblings.data && slot <= length; ++slot) {
+    if (cell_at(siblings, sequence, slot) != -1) return -1;
+  }
+  return length;
+}
+
+Tensor chain_lengths(const OptionalTensor& next_tokens, const OptionalTensor& next_siblings) {
+  const Cells children = cells(next_tokens, "next_tokens"), siblings = cells(next_siblings, "next_siblings");
+  const Tensor& links = next_tokens ? *next_tokens : *next_siblings;
+  const Tensor lengths = allocate({links.size(0)}, aoti_torch_dtype_int64());
+  for (int64_t sequence = 0; sequence < links.size(0); ++sequence) {
+    data_of<int64_t>(lengths)[sequence] = chain_length(children, siblings, sequence, links.size(1));
+  }
+  return lengths;
+}
+
 struct Drafts {
   Tensor token_ids;
   OptionalTensor bounds;

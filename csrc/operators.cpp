@@ -54,7 +54,8 @@ Verified verify(const Tensor& draft_token_ids, const Tensor& target, const Optio
                 const OptionalTensor& draft_bias_values, const OptionalTensor& draft_allowed_tokens,
                 const OptionalTensor& draft_columns, const OptionalTensor& draft_column_target_ids,
                 const OptionalTensor& seed, const OptionalTensor& position, const OptionalTensor& uniforms,
-                int64_t max_num_draft_tokens, bool target_is_probs, bool draft_is_probs, bool return_logprobs, bool return_accept_probs) {
+                int64_t max_num_draft_tokens, bool target_is_probs, bool draft_is_probs, bool return_logprobs,
+                bool return_accept_probs) {
   const bool flat = cu_num_draft_tokens.has_value();
   const int64_t batch = flat ? cu_num_draft_tokens->size(0) - 1 : draft_token_ids.size(0);
   const int64_t gamma = max_num_draft_tokens, scored = return_accept_probs ? batch : 0;
@@ -150,8 +151,9 @@ std::tuple<Tensor, Tensor, Tensor> sample(const Tensor& logits, const Tensor& te
 }
 
 Tensor verify_into(const Tensor& draft_token_ids, const Tensor& target, const OptionalTensor& draft,
-                   const OptionalTensor& num_draft_tokens, const OptionalTensor& cu_num_draft_tokens,
-                   const OptionalTensor& cu_num_rows, const OptionalTensor& slots, const OptionalTensor& temperature,
+                   const OptionalTensor& next_tokens, const OptionalTensor& next_siblings,
+                   const OptionalTensor& cu_num_draft_tokens, const OptionalTensor& cu_num_rows,
+                   const OptionalTensor& slots, const OptionalTensor& temperature,
                    const OptionalTensor& seed, const OptionalTensor& position, const OptionalTensor& accept_uniforms,
                    const OptionalTensor& emission_uniforms, int64_t max_num_draft_tokens, bool target_is_probs,
                    bool draft_is_probs, const OptionalTensor& bonus_token_ids, const OptionalTensor& places,
@@ -163,7 +165,8 @@ Tensor verify_into(const Tensor& draft_token_ids, const Tensor& target, const Op
   if (cu_num_rows) drafts = without_roots(draft_token_ids, *cu_num_rows, position);
   const int64_t batch = drafts.bounds ? drafts.bounds->size(0) - 1 : draft_token_ids.size(0);
   const OptionalTensor none;
-  OptionalTensor uniforms;
+  OptionalTensor uniforms, num_draft_tokens;
+  if (next_tokens || next_siblings) num_draft_tokens = chain_lengths(next_tokens, next_siblings);
   if (accept_uniforms && emission_uniforms) {
     uniforms = paired_uniforms(*accept_uniforms, *emission_uniforms, batch, max_num_draft_tokens);
   }

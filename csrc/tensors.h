@@ -124,5 +124,11 @@ Cells cells(const OptionalTensor& tensor, const char* name) {
           tensor->stride(tensor->dim() - 1)};
 }
 
+int64_t cell_at(const Cells& cells, int64_t sequence, int64_t index) {
+  const int64_t offset = sequence * cells.stride_sequence + index * cells.stride_index;
+  return cells.is_int64 ? static_cast<const int64_t*>(cells.data)[offset]
+                        : static_cast<const int32_t*>(cells.data)[offset];
+}
+
 }  // namespace
 }  // namespace specker

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import triton
 import triton.language as tl
 
 from . import contract
@@ -33,16 +34,46 @@ class Operands(NamedTuple):
     draft_temperature: torch.Tensor
     seed: torch.Tensor | None
     uniforms: torch.Tensor | None
+    num_draft_tokens: torch.Tensor | None
+
+
+@triton.jit
+def chain_length(
+    children_ptr, stride_children_sequence, stride_children_slot,
+    siblings_ptr, stride_siblings_sequence, stride_siblings_slot, sequence, gamma,
+):  # fmt: skip
+    """Return the draft tokens of a chain of slots, -1 where a slot has two children or the chain leaves one out."""
+    length = sequence * 0 + gamma
+    good = tl.full((), 1, tl.int32)
+    if children_ptr is not None:
+        length = sequence * 0
+        open_links = tl.full((), 1, tl.int32)
+        end = tl.full((), 0, tl.int32)
+        for slot in range(gamma + 1):
+            wide = sequence * 0 + slot
+            child = tl.load(children_ptr + sequence * stride_children_sequence + wide * stride_children_slot)
+            end = tl.where((open_links == 1) & (child == -1), 1, end)
+            open_links = tl.where((open_links == 1) & (child == slot + 1), 1, 0)
+            length += open_links
+        good = tl.where(length <= gamma, end, 0)
+    if siblings_ptr is not None:
+        for slot in range(gamma + 1):
+            wide = sequence * 0 + slot
+            sibling = tl.load(siblings_ptr + sequence * stride_siblings_sequence + wide * stride_siblings_slot)
+            good = tl.where((sibling != -1) & (slot <= length), 0, good)
+    return tl.where(good == 1, length, -1)
 
 
 @kernel
 def prepare_sequences(
     temperatures_ptr, draft_temperatures_ptr, seeds_ptr,  # (batch,)
     pairs_ptr,  # (batch, gamma + 1, 2)
-    drafts_ptr, bounds_ptr, positions_ptr,  # (total,), (batch + 1,), (batch,)
+    drafts_ptr, bounds_ptr, positions_ptr, lengths_ptr,  # (total,), (batch + 1,), (batch,), (batch,)
     slots_ptr, stride_slots, temperature_ptr, stride_temperature, seed_ptr, stride_seed,  # (batch,); a slot or sequence
     accept_uniforms_ptr, stride_accept_sequence, stride_accept_row, emission_uniforms_ptr, stride_emission,
     token_ids_ptr, stride_token_ids, cu_num_rows_ptr, stride_cu_num_rows, position_ptr, stride_position,  # (rows,) each
+    children_ptr, stride_children_sequence, stride_children_slot,  # (batch, gamma + 1)
+    siblings_ptr, stride_siblings_sequence, stride_siblings_slot,  # (batch, gamma + 1)
     count, gamma, batch, rows, FINAL: tl.constexpr, BLOCK_POSITIONS: tl.constexpr,
 ):  # fmt: skip
     """Grid (batch,). A slot that does not exist has the temperature NaN."""
@@ -71,6 +102,12 @@ def prepare_sequences(
             pairs = pairs_ptr + (sequence * (gamma + 1) + positions) * 2
             tl.store(pairs, accept, mask=positions <= gamma)
             tl.store(pairs + 1, accept * 0.0 + emission, mask=positions <= gamma)
+    if lengths_ptr is not None:
+        length = chain_length(
+            children_ptr, stride_children_sequence, stride_children_slot,
+            siblings_ptr, stride_siblings_sequence, stride_siblings_slot, sequence, gamma,
+        )  # fmt: skip
+        tl.store(lengths_ptr + sequence, length)
     if cu_num_rows_ptr is not None:
         begin = tl.load(cu_num_rows_ptr + sequence * stride_cu_num_rows).to(tl.int64) - sequence
         end = tl.load(cu_num_rows_ptr + (sequence + 1) * stride_cu_num_rows).to(tl.int64) - sequence - 1
@@ -92,6 +129,7 @@ def prepare_sequences(
 
 def prepare(
     drafts: Drafts,
+    links: tuple[torch.Tensor | None, torch.Tensor | None],
     cu_num_rows: torch.Tensor | None,
     slots: torch.Tensor | None,
     temperature: torch.Tensor | None,
@@ -120,14 +158,17 @@ def prepare(
     count = min((held.shape[0] for held in (temperature, seed) if held is not None), default=0)
     if rooted and batch == 0 and new_bounds is not None:
         new_bounds.zero_()
-    if batch and any(made is not None for made in (temperatures, pairs, new_bounds)):
+    lengths = output(any(link is not None for link in links), batch)
+    if batch and any(made is not None for made in (temperatures, pairs, new_bounds, lengths)):
         with _on_device(token_ids):
             prepare_sequences[(batch,)](
-                temperatures, draft_temperatures, seeds, pairs, tokens, new_bounds, positions, *spread_strides(slots),
-                *spread_strides(temperature), *spread_strides(seed if seeds is not None else None),
-                *spread_strides(accept_uniforms, 2), *spread_strides(emission_uniforms),
+                temperatures, draft_temperatures, seeds, pairs, tokens, new_bounds, positions, lengths,
+                *spread_strides(slots), *spread_strides(temperature),
+                *spread_strides(seed if seeds is not None else None), *spread_strides(accept_uniforms, 2),
+                *spread_strides(emission_uniforms),
                 *spread_strides(token_ids if rooted else None), *spread_strides(cu_num_rows),
-                *spread_strides(position if positions is not None else None), count, gamma, batch, rows,
+                *spread_strides(position if positions is not None else None), *spread_strides(links[0], 2),
+                *spread_strides(links[1], 2), count, gamma, batch, rows,
                 FINAL=final, BLOCK_POSITIONS=POSITIONS, **SMALL_LAUNCH,
             )  # fmt: skip
     one = torch.ones((1,), dtype=torch.float64, device=device)
@@ -139,6 +180,7 @@ def prepare(
         one if draft_temperatures is None else draft_temperatures,
         seed if seeds is None else seeds,
         pairs,
+        lengths,
     )
 
 

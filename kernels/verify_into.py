@@ -100,7 +100,8 @@ def verify_into(
     draft_token_ids: torch.Tensor,
     target: torch.Tensor,
     draft: torch.Tensor | None,
-    num_draft_tokens: torch.Tensor | None,
+    next_tokens: torch.Tensor | None,
+    next_siblings: torch.Tensor | None,
     cu_num_draft_tokens: torch.Tensor | None,
     cu_num_rows: torch.Tensor | None,
     slots: torch.Tensor | None,
@@ -127,14 +128,16 @@ def verify_into(
         raise ValueError("passed_total: expected seed and position with it, got None")
     gamma, drafts = max_num_draft_tokens, (draft_token_ids, cu_num_draft_tokens, position)
     operands = prepare(
-        drafts, cu_num_rows, slots, temperature, seed, accept_uniforms, emission_uniforms, gamma, draft_is_probs
-    )
+        drafts, (next_tokens, next_siblings), cu_num_rows, slots, temperature, seed, accept_uniforms,
+        emission_uniforms, gamma, draft_is_probs,
+    )  # fmt: skip
     batch = draft_token_ids.shape[0] if operands.bounds is None else operands.bounds.shape[0] - 1
     nothing = (None,) * 10
     token_ids, num_accepted, num_emitted, status, _, accept_probs, _ = verify(
-        operands.token_ids, target, draft, None, num_draft_tokens, operands.bounds, None if draft is None else slots,
-        operands.temperature, None, None, None, operands.draft_temperature, None, None, None, *nothing, operands.seed,
-        operands.position, operands.uniforms, gamma, target_is_probs, draft_is_probs, False, passed_total is not None,
+        operands.token_ids, target, draft, None, operands.num_draft_tokens, operands.bounds,
+        None if draft is None else slots, operands.temperature, None, None, None, operands.draft_temperature, None,
+        None, None, *nothing, operands.seed, operands.position, operands.uniforms, gamma, target_is_probs,
+        draft_is_probs, False, passed_total is not None,
     )  # fmt: skip
     if batch == 0:
         return status

@@ -15,7 +15,8 @@ def verify_into(
     draft_token_ids: torch.Tensor,
     target: torch.Tensor,
     draft: torch.Tensor | None,
-    num_draft_tokens: torch.Tensor | None,
+    next_tokens: torch.Tensor | None,
+    next_siblings: torch.Tensor | None,
     cu_num_draft_tokens: torch.Tensor | None,
     cu_num_rows: torch.Tensor | None,
     slots: torch.Tensor | None,
@@ -40,8 +41,9 @@ def verify_into(
     """Verify a round without filters, write it into tensors of the caller's, and return its status.
 
     Args:
-        draft_token_ids, target, draft, num_draft_tokens, cu_num_draft_tokens, position, max_num_draft_tokens,
-            target_is_probs, draft_is_probs: as `specker.reference.verify`.
+        draft_token_ids, target, draft, cu_num_draft_tokens, position, max_num_draft_tokens, target_is_probs,
+            draft_is_probs: as `specker.reference.verify`.
+        next_tokens, next_siblings: `(batch, gamma + 1)` links of each sequence as those of `chain_lengths`.
         cu_num_rows: `(batch + 1,)` prefix sums of the target rows, in place of cu_num_draft_tokens. draft_token_ids and
             position then have one element a target row; the first of a sequence is the token before its drafts, and
             the position of the first draft.
@@ -73,6 +75,9 @@ def verify_into(
     if cu_num_rows is not None:
         draft_token_ids, cu_num_draft_tokens, position = _without_roots(draft_token_ids, cu_num_rows, position)
     batch = draft_token_ids.shape[0] if cu_num_draft_tokens is None else cu_num_draft_tokens.shape[0] - 1
+    num_draft_tokens = None
+    if next_tokens is not None or next_siblings is not None:
+        num_draft_tokens = chain_lengths(next_tokens, next_siblings)
     if temperature is None:
         left = tempered = torch.ones(1, dtype=torch.float64, device=target.device)
     else:
@@ -100,6 +105,33 @@ def verify_into(
     if status_total is not None:
         status_total |= status
     return status
+
+
+def chain_lengths(next_tokens: torch.Tensor | None, next_siblings: torch.Tensor | None) -> torch.Tensor:
+    """Return the draft tokens of each chain, -1 where a slot has two children or the chain leaves one out.
+
+    Args:
+        next_tokens: `(batch, slots)` the child of each slot, -1 for none; slot 0 is the root. None: a full chain.
+        next_siblings: `(batch, slots)` the next child of the same parent, -1 for none. None: there are none.
+
+    Raises:
+        ValueError: both are None.
+    """
+    links = next_siblings if next_tokens is None else next_tokens
+    if links is None:
+        raise ValueError("next_tokens, next_siblings: expected at least one of them, got None for both")
+    batch, slots = links.shape
+    indices = torch.arange(slots, device=links.device)
+    length = torch.full((batch,), slots - 1, device=links.device)
+    if next_tokens is not None:
+        length = (next_tokens == indices + 1).long().cumprod(1).sum(1)
+        # Behind its last link a chain ends.
+        last = next_tokens.gather(1, length.clamp(max=slots - 1).unsqueeze(1)).squeeze(1)
+        length = torch.where((last == -1) & (length < slots), length, -1)
+    if next_siblings is not None:
+        alone = ((next_siblings == -1) | (indices > length.unsqueeze(1))).all(1)
+        length = torch.where(alone, length, -1)
+    return length
 
 
 def _without_roots(

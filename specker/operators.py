@@ -33,9 +33,9 @@ _SCHEMAS = {
     "Tensor accept_probs, Tensor expected_accepted)",
     "sample": f"sample(Tensor logits, {_PARAMETERS}, {_ADJUSTMENT}, Tensor seed, Tensor position) "
     "-> (Tensor token_ids, Tensor status, Tensor receipt)",
-    "verify_into": "verify_into(Tensor draft_token_ids, Tensor target, Tensor? draft, Tensor? num_draft_tokens, "
-    "Tensor? cu_num_draft_tokens, Tensor? cu_num_rows, Tensor? slots, Tensor? temperature, Tensor? seed, "
-    "Tensor? position, Tensor? accept_uniforms, Tensor? emission_uniforms, int max_num_draft_tokens, "
+    "verify_into": "verify_into(Tensor draft_token_ids, Tensor target, Tensor? draft, Tensor? next_tokens, "
+    "Tensor? next_siblings, Tensor? cu_num_draft_tokens, Tensor? cu_num_rows, Tensor? slots, Tensor? temperature, "
+    "Tensor? seed, Tensor? position, Tensor? accept_uniforms, Tensor? emission_uniforms, int max_num_draft_tokens, "
     "bool target_is_probs, bool draft_is_probs, Tensor? bonus_token_ids, Tensor? places, int padding, "
     "Tensor(a!) output_token_ids, Tensor(b!)? output_places, Tensor(c!)? passed_total, Tensor(d!)? accepted_total, "
     "Tensor(e!)? emitted_total, Tensor(f!)? status_total) -> Tensor status",
@@ -105,7 +105,7 @@ def _fake_sample(logits: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Ten
 
 
 def _fake_verify_into(draft_token_ids: torch.Tensor, target: torch.Tensor, *rest: Any) -> torch.Tensor:
-    bounds = rest[2] if rest[3] is None else rest[3]
+    bounds = rest[3] if rest[4] is None else rest[4]
     batch = draft_token_ids.shape[0] if bounds is None else bounds.shape[0] - 1
     return target.new_empty((batch,), dtype=torch.int32)
 

@@ -38,7 +38,8 @@ class VerifyResult(NamedTuple):
     num_accepted: torch.Tensor
     """`(batch,)` int64, draft tokens kept."""
     num_emitted: torch.Tensor
-    """`(batch,)` int64, valid entries of `token_ids`: num_accepted + 1, or num_accepted where a target row failed."""
+    """`(batch,)` int64, valid entries of `token_ids`: num_accepted + 1, or num_accepted where a target row failed or
+    there is no bonus row to draw from."""
     status: torch.Tensor
     """`(batch,)` int32 bit mask of `Status`; 0 is healthy."""
     seed: torch.Tensor

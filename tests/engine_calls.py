@@ -30,7 +30,8 @@ def engine_call(maker: CallMaker, form: str | None = None) -> dict[str, Any]:
     draft = maker.rows(leading, vocab, is_probs or form == "flat") if total and gamma and maker.chance(0.7) else None
     call: dict[str, Any] = {
         "draft_token_ids": maker.tokens(draft, leading, vocab), "target": target, "draft": draft,
-        "num_draft_tokens": None, "cu_num_draft_tokens": None, "cu_num_rows": None, "slots": None, "temperature": None,
+        "next_tokens": None, "next_siblings": None, "cu_num_draft_tokens": None, "cu_num_rows": None, "slots": None,
+        "temperature": None,
         "seed": maker.integers(-(2**60), 2**60, batch), "position": maker.integers(0, 2**40, maker.pick((1, batch))),
         "accept_uniforms": None, "emission_uniforms": None, "max_num_draft_tokens": gamma, "target_is_probs": is_probs,
         "draft_is_probs": is_probs or form == "flat", "bonus_token_ids": None, "places": None,
@@ -78,8 +79,21 @@ def add_coins(maker: CallMaker, call: dict[str, Any], batch: int, gamma: int, le
         "output_token_ids": torch.full((size,), 77, dtype=maker.pick(_INTEGERS)),
         "output_places": torch.full((batch, columns), 55, dtype=maker.pick(_INTEGERS)),
     }  # fmt: skip
-    if maker.chance(0.5):
-        call["num_draft_tokens"] = lengths
+    add_links(maker, call, lengths, gamma + 1)
+
+
+def add_links(maker: CallMaker, call: dict[str, Any], lengths: torch.Tensor, slots: int) -> None:
+    """Link the slots of each sequence to a chain as long as its drafts, or once in a while to something else."""
+    steps = torch.arange(slots)
+    children = torch.where(steps < lengths.unsqueeze(1), steps + 1, maker.integers(-1, slots, len(lengths), slots))
+    children[torch.arange(len(lengths)), lengths] = -1
+    siblings = torch.where(steps <= lengths.unsqueeze(1), -1, maker.integers(-1, slots, len(lengths), slots))
+    for links in (children, siblings):
+        if links.numel() and maker.chance(0.15):
+            links.view(-1)[maker.choices.randrange(links.numel())] = maker.pick((-1, 0, 1, slots))
+    dtype = maker.pick(_INTEGERS)
+    call["next_tokens"] = children.to(dtype) if maker.chance(0.7) else None
+    call["next_siblings"] = siblings.to(dtype) if maker.chance(0.7) else None
 
 
 def add_roots_and_slots(maker: CallMaker, call: dict[str, Any], lengths: torch.Tensor, gamma: int) -> None:

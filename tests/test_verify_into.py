@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import specker
-from specker import Status, random
+from specker import Status, delivery, random
 
 from . import random_calls
 from .cases import interpreted
@@ -139,3 +139,24 @@ def test_rounding_takes_back_no_token_that_was_kept(backend: str) -> None:
     kept = torch.tensor(told["accepted_total"])
     assert bool((kept > (drawn < chances[:, 0])).any())
     assert bool((kept <= torch.tensor(told["passed_total"])).all())
+
+
+def test_links_tell_the_length_of_a_chain(backend: str) -> None:
+    """Full, cut short, siblings behind the end; then a slot left out, no end, two children, and no root to follow."""
+    children = [[1, 2, -1], [-1, 2, 9], [1, -1, 0], [2, -1, -1], [1, 2, 3], [1, -1, -1], [0, -1, -1]]
+    siblings = [[-1, -1, -1], [-1, 5, 5], [-1, -1, 1], [-1, -1, -1], [-1, -1, -1], [-1, 2, -1], [-1, -1, -1]]
+    count = len(children)
+    call = certain_round(
+        draft_token_ids=torch.ones(count, 2, dtype=torch.int64), target=torch.tensor([0.0, 1.0]).expand(count, 3, 2),
+        seed=torch.arange(count), output_token_ids=torch.zeros(count, 3, dtype=torch.int64),
+        next_tokens=torch.tensor(children), next_siblings=torch.tensor(siblings, dtype=torch.int32),
+    )  # fmt: skip
+    told = run(backend, call)
+    nothing = [-1, -1, -1]
+    assert told["output_token_ids"] == [[1, 1, 1], [1, -1, -1], [1, 1, -1], nothing, nothing, nothing, nothing]
+    assert told["status"] == [0, 0, 0] + [int(Status.INVALID_NUM_DRAFT_TOKENS)] * 4
+
+
+def test_chains_need_a_link() -> None:
+    with pytest.raises(ValueError, match="next_tokens, next_siblings: expected at least one of them"):
+        delivery.chain_lengths(None, None)

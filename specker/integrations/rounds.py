@@ -15,7 +15,8 @@ def verify_into(
     draft: torch.Tensor | None,
     max_num_draft_tokens: int,
     *,
-    num_draft_tokens: torch.Tensor | None = None,
+    next_tokens: torch.Tensor | None = None,
+    next_siblings: torch.Tensor | None = None,
     cu_num_draft_tokens: torch.Tensor | None = None,
     cu_num_rows: torch.Tensor | None = None,
     slots: torch.Tensor | None = None,
@@ -48,10 +49,10 @@ def verify_into(
     if seed is not None and position is None:
         position = checks.scalar_tensor(0, torch.int64, device)
     status = operators.operator("verify_into", device)(
-        draft_token_ids, target, draft, num_draft_tokens, cu_num_draft_tokens, cu_num_rows, slots, temperature, seed,
-        position, accept_uniforms, emission_uniforms, max_num_draft_tokens, target_is_probs, draft_is_probs,
-        bonus_token_ids, places, padding, output_token_ids, output_places, passed_total, accepted_total, emitted_total,
-        status_total,
+        draft_token_ids, target, draft, next_tokens, next_siblings, cu_num_draft_tokens, cu_num_rows, slots,
+        temperature, seed, position, accept_uniforms, emission_uniforms, max_num_draft_tokens, target_is_probs,
+        draft_is_probs, bonus_token_ids, places, padding, output_token_ids, output_places, passed_total, accepted_total,
+        emitted_total, status_total,
     )  # fmt: skip
     if checks.host_readable(device):
         raise_for_bits(status, INVALID_ARGUMENT)

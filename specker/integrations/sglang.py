@@ -6,14 +6,14 @@ spelling) says where in `predicts` a slot writes the token that follows it.
 
 from __future__ import annotations
 
-import functools
 from typing import NoReturn
 
 import torch
 
 from specker import checks
-from specker.delivery import write_tokens
+from specker.delivery import chain_lengths, write_tokens
 from specker.integrations.rounds import verify_into
+from specker.status import InvalidInputError
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
 _COIN_DTYPES = (torch.float32, torch.float64)
@@ -66,7 +66,8 @@ def chain_speculative_sampling_triton(
     Raises:
         TypeError, ValueError: an argument has the wrong rank, shape, dtype or device; a uniform outside [0, 1).
         NotImplementedError: a slot has two children, or another acceptance rule was asked for. On a GPU, where links
-            are not looked at from the host, such a request keeps nothing and emits -1, with a status bit.
+            are not looked at from the host, such a request keeps nothing and emits -1, with a status bit. Links and
+            uniforms are judged while outputs are written.
 
     Guarantees: those of `specker.verify_from_probs`; the whole of `accept_index` is written. A request without a valid
         target row has -1 where its token would stand.
@@ -103,13 +104,17 @@ def chain_speculative_sampling_triton(
         raise ValueError(f"uniform_samples: expected at least {gamma} columns, got {uniform_samples.shape[1]}")
     final = uniform_samples_for_final_sampling
     checks.check_tensor("uniform_samples_for_final_sampling", final, (batch,), _COIN_DTYPES, device)
-    verify_into(
-        predicts, candidates.narrow(1, 1, gamma), target, draft if draft.shape[1] == gamma else draft[:, :gamma], gamma,
-        num_draft_tokens=_chain_lengths(retrive_next_token, retrive_next_sibling, (batch, slots), device),
-        accept_uniforms=uniform_samples, emission_uniforms=final, target_is_probs=True, draft_is_probs=True,
-        places=retrive_index, padding=0, output_places=accept_index, accepted_total=accept_token_num.zero_(),
-        status_total=output_status,
-    )  # fmt: skip
+    _check_links(retrive_next_token, retrive_next_sibling, (batch, slots), device)
+    try:
+        verify_into(
+            predicts, candidates.narrow(1, 1, gamma), target, draft if draft.shape[1] == gamma else draft[:, :gamma],
+            gamma, next_tokens=retrive_next_token, next_siblings=retrive_next_sibling, accept_uniforms=uniform_samples,
+            emission_uniforms=final, target_is_probs=True, draft_is_probs=True, places=retrive_index, padding=0,
+            output_places=accept_index, accepted_total=accept_token_num.zero_(), status_total=output_status,
+        )  # fmt: skip
+    except InvalidInputError:
+        _chain_lengths(retrive_next_token, retrive_next_sibling)
+        raise
 
 
 def verify_tree_greedy(
@@ -156,7 +161,8 @@ def verify_tree_greedy(
     steps = min(accept_index.shape[1], shape[1]) - 1
     tokens = target_predict.flatten()[retrive_index].long()[:, : steps + 1]
     kept = candidates[:, 1 : steps + 1] == tokens[:, :steps]
-    length = _chain_lengths(retrive_next_token, retrive_next_sibling, shape, device)
+    _check_links(retrive_next_token, retrive_next_sibling, shape, device)
+    length = _chain_lengths(retrive_next_token, retrive_next_sibling)
     if length is not None:
         kept &= torch.arange(steps, device=device) < length.unsqueeze(1)
         tokens = torch.where(length.unsqueeze(1) < 0, -1, tokens)
@@ -202,50 +208,23 @@ def _check_outputs(
             )
 
 
-def _chain_lengths(
+def _check_links(
     next_token: torch.Tensor | None, next_sibling: torch.Tensor | None, shape: tuple[int, int], device: torch.device
-) -> torch.Tensor | None:
-    """Return the draft tokens of each chain, -1 for a tree; None where no links say so."""
-    batch, slots = shape
-    length = None
-    # The common case costs two comparisons where values may be looked at.
-    if checks.host_readable(device) and _full_chains(next_token, next_sibling, shape):
-        return None
-    indices = torch.arange(slots, device=device)
+) -> None:
     if next_token is not None:
         checks.check_index("retrive_next_token", next_token, shape, device)
-        follows = (next_token == indices + 1).long().cumprod(1)
-        length = follows.sum(1)
-        # Behind its last link a chain ends.
-        last = next_token.gather(1, length.clamp(max=slots - 1).unsqueeze(1)).squeeze(1)
-        length = torch.where((last == -1) & (length < slots), length, -1)
     if next_sibling is not None:
         checks.check_index("retrive_next_sibling", next_sibling, shape, device)
-        within = indices <= (slots if length is None else length.unsqueeze(1))
-        alone = ((next_sibling == -1) | ~within).all(1)
-        length = torch.full((batch,), slots - 1, device=device) if length is None else length
-        length = torch.where(alone, length, -1)
-    if length is not None and checks.host_readable(device) and bool((length < 0).any()):
+
+
+def _chain_lengths(next_token: torch.Tensor | None, next_sibling: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the draft tokens of each chain, -1 for a tree (refused where values may be looked at)."""
+    if next_token is None and next_sibling is None:
+        return None
+    length = chain_lengths(next_token, next_sibling)
+    if checks.host_readable(length.device) and bool((length < 0).any()):
         raise NotImplementedError(
             "retrive_next_token, retrive_next_sibling: expected chains, each slot followed by the next, "
             f"got a tree in requests {torch.nonzero(length < 0).flatten().tolist()[:8]}"
         )
     return length
-
-
-@functools.lru_cache(maxsize=64)
-def _links_of_chains(shape: tuple[int, int], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    children = torch.arange(1, shape[1] + 1, dtype=dtype).repeat(shape[0], 1)
-    children[:, -1] = -1
-    return children, torch.full_like(children, -1)
-
-
-def _full_chains(next_token: torch.Tensor | None, next_sibling: torch.Tensor | None, shape: tuple[int, int]) -> bool:
-    for links, index in ((next_token, 0), (next_sibling, 1)):
-        if links is not None and not (
-            isinstance(links, torch.Tensor)
-            and links.dtype in _INDEX_DTYPES
-            and torch.equal(links, _links_of_chains(shape, links.dtype)[index])
-        ):
-            return False
-    return True
