@@ -161,6 +161,7 @@ Tensor verify_into(const Tensor& draft_token_ids, const Tensor& target, const Op
                    const OptionalTensor& passed_total, const OptionalTensor& accepted_total,
                    const OptionalTensor& emitted_total, const OptionalTensor& status_total) {
   STD_TORCH_CHECK(!passed_total || (seed && position), "passed_total: expected seed and position with it");
+  STD_TORCH_CHECK(!slots || temperature, "slots: expected temperature with it");
   Drafts drafts = {draft_token_ids, cu_num_draft_tokens, position};
   if (cu_num_rows) drafts = without_roots(draft_token_ids, *cu_num_rows, position);
   const int64_t batch = drafts.bounds ? drafts.bounds->size(0) - 1 : draft_token_ids.size(0);

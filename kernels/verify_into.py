@@ -126,6 +126,8 @@ def verify_into(
     """Launch one round and its delivery; arguments and result as `specker.delivery.verify_into`."""
     if passed_total is not None and (seed is None or position is None):
         raise ValueError("passed_total: expected seed and position with it, got None")
+    if slots is not None and temperature is None:
+        raise ValueError("slots: expected temperature with it, got None")
     gamma, drafts = max_num_draft_tokens, (draft_token_ids, cu_num_draft_tokens, position)
     operands = prepare(
         drafts, (next_tokens, next_siblings), cu_num_rows, slots, temperature, seed, accept_uniforms,

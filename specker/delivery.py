@@ -67,6 +67,8 @@ def verify_into(
     """
     if passed_total is not None and (seed is None or position is None):
         raise ValueError("passed_total: expected seed and position with it, got None")
+    if slots is not None and temperature is None:
+        raise ValueError("slots: expected temperature with it, got None")
     uniforms = None
     if accept_uniforms is not None and emission_uniforms is not None:
         # The bonus row has no acceptance.

@@ -119,6 +119,11 @@ def test_counting_passes_needs_the_random_numbers(backend: str) -> None:
         run(backend, call)
 
 
+def test_slots_hold_temperatures(backend: str) -> None:
+    with pytest.raises((ValueError, RuntimeError), match="slots: expected temperature with it"):
+        run(backend, certain_round(slots=torch.arange(2)))
+
+
 def test_rounding_takes_back_no_token_that_was_kept(backend: str) -> None:
     """Accept probabilities next to their uniforms, on either side of which float32 may put them."""
     count = 20 if interpreted(backend) else 2000

@@ -163,10 +163,12 @@ def _checked(inputs: _Inputs, steps: int) -> _Inputs:
 
 def _explain(inputs: _Inputs, steps: int, error: InvalidInputError) -> None:
     """Raise a ValueError in the engine's terms if rows or slots are what a CPU found out of range."""
-    rows = inputs.bounds.diff()
-    if int(inputs.bounds[0]) != 0 or bool(((rows < 1) | (rows > steps + 1)).any()):
+    rows, num_logits = inputs.bounds.diff(), inputs.target.shape[0]
+    outside = int(inputs.bounds[0]) != 0 or int(inputs.bounds[-1]) > num_logits
+    if outside or bool(((rows < 1) | (rows > steps + 1)).any()):
         raise ValueError(
-            f"cu_num_logits: expected 1..{steps + 1} rows a request from 0 on, got {inputs.bounds.tolist()}"
+            f"cu_num_logits: expected 1..{steps + 1} rows a request, from 0 to at most {num_logits}, got "
+            f"{inputs.bounds.tolist()}"
         ) from error
     slots = min(tensor.shape[0] for tensor in (inputs.temperature, inputs.seed, inputs.draft) if tensor is not None)
     if bool(((inputs.slot < 0) | (inputs.slot >= slots)).any()):
