@@ -150,8 +150,8 @@ def _amd(assembly: str) -> dict[str, Any]:
 
     return {
         "registers": fact("vgpr_count"),
-        "spill_bytes": fact("private_segment_fixed_size"),
-        # Scalar registers are spilled into lanes of vector registers, which is no memory.
+        # Scalar registers are spilled into lanes of vector registers: memory may be set aside for that, and never used.
+        "spill_bytes": fact("private_segment_fixed_size") if re.search(r"\bscratch_(?:load|store)", assembly) else 0,
         "spill_instructions": fact("vgpr_spill_count"),
         "wide_loads": sum(bool(re.search(r"\b(?:global|buffer|flat)_load_dwordx4\b", line)) for _, line in lines),
         "loops": _loops(lines, jumps, _amd_loop),

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from specker.kernels import contract
 
+from . import traffic_engines
+
 
 class Round(NamedTuple):
     """What one round is asked for."""
@@ -45,7 +47,7 @@ class Traffic(NamedTuple):
 
     statistics: float
     filters: float
-    """Candidates, collected by a second read of every row that is filtered; at most, as shards without any are left."""
+    """Candidates, collected by a second read of every row that is filtered, and no more where they settle it."""
     residual: float
     """Emission rows that are read again: target and draft of a rejection; all target rows where filters are on."""
     draw: float
@@ -103,8 +105,26 @@ CASES = {
 }
 
 
+def ours(asked: Round) -> traffic_engines.Counts:
+    """Return launches, sweeps over rows a sequence, and bytes of one round, small buffers included."""
+    found = traffic(asked)
+    moved = found.statistics + found.filters + found.residual
+    return traffic_engines.Counts(found.launches, moved / (asked.batch * asked.row), found.total)
+
+
+def compare(batch: int, gamma: int, vocab: int) -> list[tuple[str, traffic_engines.Counts, float]]:
+    """Return (who, counts, bytes by those of the floor) for this package and for other engines, without filters."""
+    asked = Round(batch, gamma, vocab, 2)
+    rows = [("specker", ours(asked)), ("specker, receipt", ours(asked._replace(receipt=True)))]
+    rows += [
+        (engine.name, traffic_engines.counts(engine, batch, gamma, vocab, asked.rejected))
+        for engine in traffic_engines.ENGINES
+    ]
+    return [(name, counted, counted.bytes / floor(asked)) for name, counted in rows]
+
+
 def main() -> None:
-    """Print one line a case: megabytes by part, in all, at the floor, their ratio, and launches."""
+    """Print one line a case, megabytes by part, then one line an engine."""
     heading = ("statistics", "filters", "residual", "draw", "small", "total", "floor", "ratio", "launches")
     for batch, vocab in ((1, 128_256), (32, 128_256), (256, 151_936)):
         sys.stdout.write(f"\nbatch {batch} x gamma 4 x {vocab:,} bfloat16, MB\n{'':22}")
@@ -115,6 +135,14 @@ def main() -> None:
             megabytes = [value / 1e6 for value in (*found[:5], found.total, least)]
             line = "".join(f"{value:12.2f}" for value in megabytes) + f"{found.total / least:12.2f}{found.launches:12}"
             sys.stdout.write(f"{name:22}{line}\n")
+    sys.stdout.write(f"\nbatch 32 x gamma 4 x 128,256 bfloat16, draft rows, no filters\n{'':36}{'launches':>10}")
+    sys.stdout.write(f"{'sweeps':>10}{'MB':>10}{'by floor':>10}\n")
+    for name, counted, ratio in compare(32, 4, 128_256):
+        sys.stdout.write(
+            f"{name:36}{counted.launches:10}{counted.sweeps:10.1f}{counted.bytes / 1e6:10.0f}{ratio:10.2f}\n"
+        )
+    for engine in traffic_engines.ENGINES:
+        sys.stdout.write(f"{engine.name}: {engine.source}\n")
 
 
 if __name__ == "__main__":

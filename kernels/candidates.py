@@ -1,8 +1,7 @@
 """Filter candidates: the largest values of every row that is filtered, collected by many programs a row.
 
-One program reads some tiles of one row, once, and of those the shards only whose maximum reaches the row's bound (see
-`limits`): values >= bound go to the row's list, in any order, as long as there is room, and are counted. Bytes per
-logit: its own size read where its shard counts, 4 bytes written a candidate.
+One program reads some tiles of one row, once: values >= the row's bound (see `limits`) go to the row's list, in any
+order, as long as there is room, and are counted. Bytes per logit: its own size read, 4 bytes written a candidate.
 """
 
 # ruff: noqa: ANN001, ANN201 (device functions take and return Triton values, which have no Python types)

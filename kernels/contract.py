@@ -33,8 +33,8 @@ REST_SHARDS = tl.constexpr(4)
 """Shards read at once where the row ends, as masks take registers."""
 MAX_CANDIDATES = 1024
 """Values around a threshold that are listed and compared with one another."""
-SEARCH_BITS = tl.constexpr(256)
-"""Bits of the logits of one id of all shards that are read at once where no list holds a threshold, by WIDE_WARPS."""
+SEARCH_SHARDS = tl.constexpr(16)
+"""Shards, half shards where logits are float32, that a program of WIDE_WARPS warps reads at once to search a row."""
 SAMPLE = 2048
 """Values of a row that say where in it a threshold may lie."""
 MAX_POSITIONS = 8

@@ -58,13 +58,14 @@ def collect(
     tl.store(count_ptr, 0)
     tl.debug_barrier()
     if len(row[2]) == 2 and len(row[3]) == 2:
-        SHARDS: tl.constexpr = contract.SEARCH_BITS // row[0].dtype.element_ty.primitive_bitwidth
-        TILE: tl.constexpr = SHARDS * SHARD
+        SHARDS: tl.constexpr = contract.SEARCH_SHARDS
+        SIZE: tl.constexpr = SHARD * 16 // row[0].dtype.element_ty.primitive_bitwidth
+        TILE: tl.constexpr = SHARDS * SIZE
         first = row[1] - row[1] % TILE
         for tile in range(0, first, TILE):
             append_shard(
                 count_ptr, list_ptr, row, zero + tile, low, high,
-                IS_PROBS, ALIGNED, False, False, SHARDS, SHARD, MAX_CANDIDATES,
+                IS_PROBS, ALIGNED, False, False, SHARDS, SIZE, MAX_CANDIDATES,
             )  # fmt: skip
     for tile in range(first, row[1], REST * PART):
         append_shard(

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from .blocks import exponent_scale, lowest, shifted_weights, weights_float64
-from .contract import SEARCH_BITS, TILE_SHARDS
+from .contract import SEARCH_SHARDS, TILE_SHARDS
 from .tiles import load_sample, load_tile
 
 UNIT = tl.constexpr(2251799813685248.0)
@@ -110,15 +110,16 @@ def sweep(
     # Every thread keeps its own sums: none waits for another before the end. Float64, a bias and a mask take registers.
     if not WIDE:
         PLAIN: tl.constexpr = len(row[2]) == 2 and len(row[3]) == 2
-        SHARDS: tl.constexpr = SEARCH_BITS // (row[0].dtype.element_ty.primitive_bitwidth if PLAIN else 32)
-        TILE: tl.constexpr = SHARDS * SHARD
+        SHARDS: tl.constexpr = SEARCH_SHARDS if PLAIN else TILE_SHARDS
+        SIZE: tl.constexpr = SHARD * 16 // row[0].dtype.element_ty.primitive_bitwidth if PLAIN else SHARD
+        TILE: tl.constexpr = SHARDS * SIZE
         first = row[1] - row[1] % TILE
         from_low = tl.zeros((SHARDS, PART // 8), tl.float64)
         from_high = tl.zeros((SHARDS, PART // 8), tl.float64)
         for tile in range(0, first, TILE):
             from_tile, from_tile_high = sum_tile(
                 row, zero + tile, low, high, row_max, temperature, by_count,
-                IS_PROBS, ALIGNED, False, WIDE, SHARDS, SHARD,
+                IS_PROBS, ALIGNED, False, WIDE, SHARDS, SIZE,
             )  # fmt: skip
             from_low += from_tile
             from_high += from_tile_high
