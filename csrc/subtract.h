@@ -68,13 +68,19 @@ struct FastResidual {
 // Powers of two below the row's largest weight from which a shard is subtracted in units of its own.
 constexpr float NEAR_EXPONENT = 100.0f;
 
+// The least entry that weighs. Rounded up: a float32 below may leave the exponents of a weight.
+static inline float weighing_bound(const Sampled& sampled, float largest) {
+  const double bound = static_cast<double>(largest) + sampled.law.scale.lowest;
+  return larger(sampled.statistics.float_threshold, ceil_to_float(bound));
+}
+
 static bool make_fast_residual(const Sampled& target, const Sampled& draft, FastResidual* fast) {
   if (target.law.weighing != Weighing::EXPONENTIAL || draft.law.weighing != Weighing::EXPONENTIAL) return false;
   const double scale = 1.0 / target.statistics.weight_sum;
   fast->target_max = static_cast<float>(target.statistics.row_max);
   fast->draft_max = static_cast<float>(draft.statistics.row_max);
-  fast->target_bound = larger(target.statistics.float_threshold, fast->target_max + target.law.scale.lowest);
-  fast->draft_bound = larger(draft.statistics.float_threshold, fast->draft_max + draft.law.scale.lowest);
+  fast->target_bound = weighing_bound(target, fast->target_max);
+  fast->draft_bound = weighing_bound(draft, fast->draft_max);
   fast->ratio = 1.0 / draft.statistics.weight_sum / scale;
   fast->scale = scale * EXPONENT_SHIFT;
   fast->sparse = target.parameters.filtered;

@@ -135,3 +135,20 @@ def test_a_row_that_its_receipt_is_not_of_leaves_no_residual_where_it_holds_more
     result = specker.verify(torch.tensor([[drafted]]), target, draft, draft_receipt=receipt, uniforms=uniforms)
     assert result.num_accepted.tolist() == [0]
     assert result.token_ids[0, 0] in (larger - 1, larger + 1)
+
+
+@pytest.mark.parametrize("powers", [170, 201])
+def test_a_temperature_below_the_distance_of_two_floats(powers: int, device: torch.device) -> None:
+    vocab, peak, drafted, second = 64, 16384.0, 0, 20
+    target, draft = torch.full((1, 2, vocab), peak), torch.full((1, 1, vocab), peak - 1.0)
+    target[..., drafted] -= 1.0
+    draft[..., drafted], draft[..., second] = peak + 2.0**-9, peak
+    # The draft's two largest logits are neighbours among float32, and so many powers of two apart.
+    sampling = specker.Sampling(temperature=2.0**-9 / math.log(2) / powers)
+    uniforms = torch.tensor([[[0.999, 0.5], [0.5, 0.5]]], dtype=torch.float64, device=device)
+    arguments = torch.tensor([[drafted]]), target, draft
+    result = specker.verify(
+        *(argument.to(device) for argument in arguments), draft_sampling=sampling, uniforms=uniforms
+    )
+    # The residual is even over all but the drafted token.
+    assert result.token_ids.tolist() == [[32, -1]]
