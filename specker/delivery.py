@@ -46,7 +46,7 @@ def verify_into(
         next_tokens, next_siblings: `(batch, gamma + 1)` links of each sequence as those of `chain_lengths`.
         cu_num_rows: `(batch + 1,)` prefix sums of the target rows, in place of cu_num_draft_tokens. draft_token_ids and
             position then have one element a target row; the first of a sequence is the token before its drafts, and
-            the position of the first draft.
+            the position of the first draft. Sums that decrease mix sequences up, but reach no memory of others.
         slots: `(batch,)` integers: which leading element of draft, temperature and seed belongs to each sequence; needs
             temperature. None: they have one a sequence, or one for all.
         temperature: below 1e-5 is greedy. Target rows are tempered already and draft probabilities are final, so it
@@ -145,7 +145,8 @@ def _without_roots(
     bounds = bounds - torch.arange(batch + 1, device=bounds.device)
     drafts = torch.arange(max(rows - batch, 0), device=bounds.device)
     # One row of each sequence before this one, and the first of its own, hold no draft.
-    row = drafts + torch.searchsorted(bounds[1:].contiguous(), drafts, right=True) + 1
+    ends = bounds[1:].cummax(0).values if batch else bounds[1:]
+    row = drafts + torch.searchsorted(ends, drafts, right=True) + 1
     if position is not None:
         first = cu_num_rows[:-1].long().clamp(0, max(rows - 1, 0))
         position = position[first] if rows else torch.zeros_like(first)

@@ -15,8 +15,8 @@ _INTEGERS = (torch.int32, torch.int64)
 _TEMPERATURES = (0.0, 1e-6, 0.5, 1.0, 1.5, 1.0, -1.0, float("nan"))
 
 
-def engine_call(maker: CallMaker, form: str | None = None) -> dict[str, Any]:
-    """Return the arguments of one call by name."""
+def engine_call(maker: CallMaker, form: str | None = None, *, wild: bool = False) -> dict[str, Any]:
+    """Return the arguments of one call by name; in wild ones prefix sums may decrease, which mixes sequences up."""
     form = maker.pick(FORMS) if form is None else form
     batch, gamma, vocab = maker.pick((0, 1, 2, 5)), maker.pick((0, 1, 3)), maker.pick(random_calls.VOCABS)
     lengths = maker.integers(0, gamma + 1, batch)
@@ -44,7 +44,7 @@ def engine_call(maker: CallMaker, form: str | None = None) -> dict[str, Any]:
         call["temperature"] = temperatures(maker, batch)
         call["bonus_token_ids"] = 9000 + torch.arange(2 * batch, dtype=maker.pick(_INTEGERS))[::2]
     elif form == "rooted":
-        add_roots_and_slots(maker, call, lengths, gamma)
+        add_roots_and_slots(maker, call, lengths, gamma, wild)
     return call
 
 
@@ -96,7 +96,7 @@ def add_links(maker: CallMaker, call: dict[str, Any], lengths: torch.Tensor, slo
     call["next_siblings"] = siblings.to(dtype) if maker.chance(0.7) else None
 
 
-def add_roots_and_slots(maker: CallMaker, call: dict[str, Any], lengths: torch.Tensor, gamma: int) -> None:
+def add_roots_and_slots(maker: CallMaker, call: dict[str, Any], lengths: torch.Tensor, gamma: int, wild: bool) -> None:
     """Put the token before its drafts in front of each sequence, and what a sequence holds into slots."""
     batch, rows, ends = len(lengths), int((lengths + 1).sum()), prefix_sums(lengths)
     bounds = prefix_sums(lengths + 1)
@@ -112,7 +112,7 @@ def add_roots_and_slots(maker: CallMaker, call: dict[str, Any], lengths: torch.T
     if batch and maker.chance(0.1):
         slots[0] = maker.pick((-1, batch + 3))
     if batch and maker.chance(0.1):
-        bounds[maker.choices.randrange(batch + 1)] += maker.pick((-2, -1, 1, 5))
+        bounds[maker.choices.randrange(batch + 1) if wild else maker.pick((0, -1))] += maker.pick((-2, -1, 1, 5))
     call |= {
         "draft_token_ids": tokens, "cu_num_rows": bounds.to(maker.pick(_INTEGERS)),
         "slots": slots.to(maker.pick(_INTEGERS)), "temperature": temperatures(maker, batch + 3),
