@@ -67,8 +67,8 @@ class Code(NamedTuple):
     """Threads of one program."""
 
     def main_loop(self) -> Loop | None:
-        """Return the loop that loads most: the one over whole tiles of the vocabulary."""
-        return max(self.loops, key=lambda loop: loop.bits, default=None)
+        """Return the loop that loads most by 128 bits, of several the one with exponentials: that over whole tiles."""
+        return max(self.loops, key=lambda loop: (loop.load_widths.get(128, 0), loop.special), default=None)
 
 
 def inspect_kernel(

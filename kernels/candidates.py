@@ -74,7 +74,9 @@ def append_row(
         write_limits(limits_ptr, entry, parameters, bound)
     count_ptr = counts_ptr + entry
     list_ptr = candidates_ptr + entry * MAX_CANDIDATES
-    TILE: tl.constexpr = contract.TILE_SHARDS
+    # A bias or a mask takes registers too.
+    PLAIN: tl.constexpr = len(row[2]) == 2 and len(row[3]) == 2
+    TILE: tl.constexpr = contract.TILE_SHARDS if PLAIN else contract.REST_SHARDS
     REST: tl.constexpr = contract.REST_SHARDS
     whole = tl.minimum(end_shard, row[1] // (TILE * SHARD) * TILE).to(tl.int64)
     for shard in range(first_shard, whole, TILE):

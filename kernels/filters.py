@@ -33,6 +33,7 @@ from .selection import (
     nucleus_floor,
     ordered_key,
     short_key,
+    short_key_up,
     short_value,
     smallest_kept,
     total_from,
@@ -93,9 +94,9 @@ def bracket(
 ):  # fmt: skip
     """Return (low, high, below, above): keys that surely enclose the threshold, and what the row holds from each on."""
     _, top_p, _, temperature, bound = limits
-    low = short_key(threshold, DROPPED)
+    low = short_key_up(threshold, DROPPED)
     high = short_key(row_max, DROPPED) + 1
-    bound_key = short_key(bound, DROPPED)
+    bound_key = short_key_up(bound, DROPPED)
     below = kept_mass
     above = kept_mass * 0.0
     if by_count > 0:
@@ -152,14 +153,14 @@ def search(
     error = tl.where(exact | (by_count > 0), 0.0, SUM_ERROR)
     wanted = tl.where(by_count > 0, top_k.to(tl.float64), top_p * kept_mass)
     enough = flag(held >= wanted + wanted * error)
-    serves = (listed > 0) & (enough | raised | (only_sums > 0))
+    serves = (listed > 0) & (enough | (raised & flag(held < wanted - wanted * error)) | (only_sums > 0))
     covered = tl.where(serves, 1, 0)
     low, high, below, above = bracket(
         row, threshold, kept_mass, unsummed, listed, count, held, wanted, wanted * error, limits, row_max, by_count,
         IS_PROBS, DROPPED,
     )  # fmt: skip
     low = tl.where(only_sums > 0, high, low)
-    start = short_key(threshold, DROPPED)
+    start = short_key_up(threshold, DROPPED)
     kept = held
     few = covered
     turn = tl.where(serves & (~enough | (only_sums > 0)), 2, 0)

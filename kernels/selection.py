@@ -51,6 +51,13 @@ def short_value(key, DROPPED: tl.constexpr):
 
 
 @triton.jit
+def short_key_up(value, DROPPED: tl.constexpr):
+    """Return the short key of the smallest value of the dtype that is not below a float32."""
+    key = short_key(value, DROPPED)
+    return tl.where(short_value(key, DROPPED) < value, key + 1, key)
+
+
+@triton.jit
 def amounts_of(values, row_max, temperature, by_count, IS_PROBS: tl.constexpr, WIDE: tl.constexpr):
     """Return what each value with mass adds: 1 where values are counted, else its weight, in float64 where WIDE."""
     if WIDE:

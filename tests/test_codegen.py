@@ -49,7 +49,7 @@ def test_the_generated_code_is_within_its_limits(target: str, tmp_path: Path) ->
 def beyond_limits(entry: Any, code: dict[str, Any]) -> list[str]:
     """Return in words which limits a kernel does not keep."""
     failures = [f"a 32-bit product reaches an address: {product}" for product in code["narrow_products"]]
-    if code["spill_bytes"] or code["spill_instructions"]:
+    if code["spill_bytes"] > codegen.MAX_SPILLS.get(entry.name, 0):
         failures.append(f"{code['spill_bytes']} bytes are spilled by {code['spill_instructions']} instructions")
     if not entry.elements:
         return failures

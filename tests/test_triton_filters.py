@@ -79,3 +79,18 @@ def test_filters_find_the_thresholds_of_a_sort(kind: str, vocab: int, top_k: int
     assert torch.equal(names["threshold"], expected["threshold"])
     torch.testing.assert_close(names["weight_sum"], expected["weight_sum"], rtol=5e-7, atol=0.0)
     assert torch.equal(triton[1], reference[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_bounds_between_two_values_of_a_dtype_lose_and_add_none(dtype: torch.dtype) -> None:
+    # Neither the bound of the candidates nor a min-p threshold is a value that a row of so few bits can hold.
+    generator = torch.Generator().manual_seed(3)
+    rows = (2 * torch.randn(4, 1500, generator=generator)).to(dtype)
+    for top_p, min_p in ((0.6, 0.001), (0.9, 0.01), (0.99, 0.0)):
+        arguments = (
+            rows, torch.ones(1, dtype=torch.float64), None, torch.tensor([top_p], dtype=torch.float64),
+            torch.tensor([min_p], dtype=torch.float64), *[None] * 4, torch.arange(4), torch.zeros(1).long(),
+        )  # fmt: skip
+        found = torch.ops.specker_triton.sample(*arguments)[2]
+        expected = torch.ops.specker_reference.sample(*arguments)[2]
+        torch.testing.assert_close(found[:, 2:], expected[:, 2:], rtol=5e-7, atol=0.0)
