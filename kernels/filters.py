@@ -106,7 +106,8 @@ def bracket(
             below = count.to(tl.float64)
     elif unsummed == 0:
         least = nucleus_floor(row_max, temperature, kept_mass, tl.maximum(top_p, 0.0), row[1], IS_PROBS)
-        low = tl.maximum(low, short_key(least, DROPPED))
+        # Below what may be the threshold, so that the mass from there on is summed before it is taken for one.
+        low = tl.maximum(low, short_key(least, DROPPED) - 1)
     if (listed > 0) & (held < wanted - slack):
         high = bound_key
         above = held

@@ -222,7 +222,7 @@ def narrow(
         width = high - low
         if sums > 0:
             wanted = top_p * more
-            below = tl.minimum(below, more)
+            below = more
             above = fewer
         slack = tl.where((by_count > 0) | (wide > 0), 0.0, wanted * SUM_ERROR)
         if sums == 0:

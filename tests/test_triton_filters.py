@@ -64,6 +64,7 @@ def filter_rows(kind: str, vocab: int) -> torch.Tensor:
         (3000, None, 1 - 1e-12),
         (20000, 6000, 0.9),
         (20000, None, 0.97),
+        (20000, None, 1 - 1e-9),
     ],
 )
 def test_filters_find_the_thresholds_of_a_sort(kind: str, vocab: int, top_k: int | None, top_p: float | None) -> None:
