@@ -9,7 +9,7 @@
 constexpr int64_t STRIP = 16;
 // By how much the left-out mass of the bracket's ends is off what is wanted.
 constexpr double BRACKET = 0.1;
-// A bound of the relative error of a float32 weight and of sums of eight.
+// A bound of the relative error of a float32 weight and of sums to a depth of seven.
 constexpr double WEIGHT_ERROR = 8e-7;
 
 // Gathers strips of entries, evenly spaced; returns how many entries.

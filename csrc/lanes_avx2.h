@@ -7,7 +7,6 @@ using Words = __m256i;
 SPECKER_INLINE Floats load_floats(const float* at) { return _mm256_loadu_ps(at); }
 SPECKER_INLINE Words load_words(const void* at) { return _mm256_loadu_si256(static_cast<const __m256i*>(at)); }
 SPECKER_INLINE void store(float* at, Floats values) { _mm256_storeu_ps(at, values); }
-SPECKER_INLINE void store(uint32_t* at, Words words) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), words); }
 SPECKER_INLINE Floats all_floats(float value) { return _mm256_set1_ps(value); }
 SPECKER_INLINE Words all_words(uint32_t word) { return _mm256_set1_epi32(static_cast<int>(word)); }
 SPECKER_INLINE Words words_of(Floats values) { return _mm256_castps_si256(values); }

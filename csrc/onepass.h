@@ -43,6 +43,7 @@ static bool sum_pairs(const Row& row, const Source& source, int64_t begin, int64
 
 // Sums a shard of logits; returns false where that takes a second reading.
 static bool sum_in_one_reading(const Row& row, const Law& law, int64_t shard, float* buffer, ShardSum* sum) {
+  if (law.weighing != Weighing::EXPONENTIAL) return false;
   const int64_t begin = shard * SHARD, count = begin + SHARD < row.vocab ? SHARD : row.vocab - begin;
   if (!reads_pairs(row) || count < CHUNK) {
     const Entries entries = load_shard(row, shard, buffer);

@@ -28,7 +28,7 @@ SPECKER_INLINE Power make_power(const ExponentialScale& scale, float exponent, c
           load_table(table)};
 }
 
-// For values whose weight is between 2^-160 and 2^60 of the reference.
+// For values whose weight is between 2^-190 and 2^60 of the reference: beyond, the exponent wraps around silently.
 SPECKER_INLINE Floats power_of(const Power& power, Floats value) {
   const Floats shifted = fused(value, power.high, power.magic);
   const Floats fraction = fused(value, power.low, fused(value, power.high, power.magic - shifted));
