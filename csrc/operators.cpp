@@ -14,7 +14,9 @@ namespace specker {
 namespace {
 
 // Below this many logits a second thread costs more than it saves.
-constexpr int64_t SERIAL_WORK = 1 << 16;
+constexpr int64_t SERIAL_SEQUENCES = 1 << 16;
+// The same where threads have to meet after every row.
+constexpr int64_t SERIAL_SHARDS = 1 << 17;
 
 void run_in_parallel(int64_t count, void (*body)(void*, int64_t, int64_t), void* context) {
   torch::stable::parallel_for(0, count, 1, [=](int64_t begin, int64_t end) { body(context, begin, end); });
@@ -23,7 +25,8 @@ void run_in_parallel(int64_t count, void (*body)(void*, int64_t, int64_t), void*
 // Threads share the sequences where there are enough of them, else the shards of a row.
 template <class Arguments>
 void run(const Arguments& arguments, int64_t logits, void (*kernel)(const Arguments&, int64_t, Executor)) {
-  const int64_t threads = logits < SERIAL_WORK ? 1 : static_cast<int64_t>(torch::stable::get_num_threads());
+  int64_t threads = logits < SERIAL_SEQUENCES ? 1 : static_cast<int64_t>(torch::stable::get_num_threads());
+  if (arguments.batch < threads && logits < SERIAL_SHARDS) threads = 1;
   if (threads == 1 || arguments.batch < threads) {
     const Executor executor = {threads == 1 ? nullptr : run_in_parallel};
     for (int64_t sequence = 0; sequence < arguments.batch; ++sequence) kernel(arguments, sequence, executor);
