@@ -82,7 +82,7 @@ def adapters(batch: int, gamma: int, vocab: int) -> list[Adapter]:
             lambda: specker.verify_from_probs(ids, probs, draft_probs, return_accept_probs=True),
         ),
         *_vllm_adapters(ids, logits, draft_logits, draft_probs),
-        _sglang_adapter(ids, probs, draft_probs),
+        *_sglang_adapters(ids, probs, draft_probs),
     ]
 
 
@@ -147,7 +147,7 @@ def _slots_adapter(
     )
 
 
-def _sglang_adapter(ids: torch.Tensor, probs: torch.Tensor, draft_probs: torch.Tensor) -> Adapter:
+def _sglang_adapters(ids: torch.Tensor, probs: torch.Tensor, draft_probs: torch.Tensor) -> list[Adapter]:
     batch, gamma = ids.shape
     slots = gamma + 1
     predicts, accept_index = torch.zeros(batch * slots, dtype=torch.int32), torch.zeros(batch, slots, dtype=torch.int32)
@@ -161,13 +161,23 @@ def _sglang_adapter(ids: torch.Tensor, probs: torch.Tensor, draft_probs: torch.T
     uniforms = torch.rand(batch, slots, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     uniforms[..., 1] = uniforms[:, :1, 1]
     coins, final = uniforms[..., 0].contiguous(), uniforms[:, 0, 1].contiguous()
-    return Adapter(
-        "SGLang",
-        lambda: sglang.chain_speculative_sampling_triton(
-            predicts, accept_index, kept, candidates, indices, children, siblings, coins, final, probs, draft_probs
+    arg_max = probs.argmax(-1)
+    return [
+        Adapter(
+            "SGLang",
+            lambda: sglang.chain_speculative_sampling_triton(
+                predicts, accept_index, kept, candidates, indices, children, siblings, coins, final, probs, draft_probs
+            ),
+            lambda: specker.verify_from_probs(ids, probs, draft_probs, uniforms=uniforms),
         ),
-        lambda: specker.verify_from_probs(ids, probs, draft_probs, uniforms=uniforms),
-    )
+        Adapter(
+            "SGLang, greedy from arg-maxes",
+            lambda: sglang.verify_tree_greedy(
+                predicts, accept_index, kept, candidates, indices, children, siblings, arg_max
+            ),
+            lambda: specker.verify_from_probs(ids, probs, temperature=0.0),
+        ),
+    ]
 
 
 if __name__ == "__main__":

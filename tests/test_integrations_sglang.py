@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import specker
-from specker import Status
+from specker import Status, checks
 from specker.integrations.sglang import chain_speculative_sampling_triton, verify_tree_greedy
 
 from .copies import large_results
@@ -227,6 +227,26 @@ def test_trees_are_refused(children: list[int] | None, siblings: list[int]) -> N
     outputs_only = {name: inputs[name] for name in list(inputs)[:5]}
     with pytest.raises(NotImplementedError, match=r"got a tree in requests \[1\]"):
         verify_tree_greedy(**outputs_only, **changed, target_predict=torch.zeros(2, 4).long())
+
+
+@pytest.mark.parametrize("linked", [True, False], ids=["links", "no links"])
+def test_greedy_is_the_same_without_looking_at_a_value(linked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(5)
+    for slots in (1, 2, 5):
+        for width in (1, slots, slots + 2):
+            lengths = torch.randint(0, slots, (30,), generator=generator).tolist()
+            numbers = torch.randint(0, 3, (2, 30, slots), generator=generator).tolist()
+            inputs = greedy(lengths, numbers[1], numbers[0], width)
+            if not linked:
+                inputs |= {"retrive_next_token": None, "retrive_next_sibling": None}
+            inputs["retrive_index"] = torch.randperm(30 * slots, generator=generator).view(30, slots)
+            copy = {name: None if value is None else value.clone() for name, value in inputs.items()}
+            verify_tree_greedy(**inputs)
+            with monkeypatch.context() as patched:
+                # As on a GPU, where looking would wait.
+                patched.setattr(checks, "host_readable", lambda _: False)
+                verify_tree_greedy(**copy)
+            assert outputs(copy) == outputs(inputs)
 
 
 def test_unreachable_slots_may_hold_anything() -> None:

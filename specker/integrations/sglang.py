@@ -12,6 +12,7 @@ import torch
 
 from specker import checks
 from specker.delivery import chain_lengths, write_tokens
+from specker.integrations.chains import chain_lengths_of, keep_chains
 from specker.integrations.rounds import verify_into
 from specker.status import InvalidInputError
 
@@ -113,7 +114,7 @@ def chain_speculative_sampling_triton(
             output_places=accept_index, accepted_total=accept_token_num.zero_(), status_total=output_status,
         )  # fmt: skip
     except InvalidInputError:
-        _chain_lengths(retrive_next_token, retrive_next_sibling)
+        _host_lengths(retrive_next_token, retrive_next_sibling, (batch, slots))
         raise
 
 
@@ -158,13 +159,33 @@ def verify_tree_greedy(
     shape, device = (candidates.shape[0], candidates.shape[1]), candidates.device
     _check_outputs(predicts, accept_index, accept_token_num, retrive_index, shape, device)
     checks.check_index("target_predict", target_predict, shape, device)
-    steps = min(accept_index.shape[1], shape[1]) - 1
+    _check_links(retrive_next_token, retrive_next_sibling, shape, device)
+    outputs = (predicts, accept_index, accept_token_num)
+    if checks.host_readable(device):
+        lengths = _host_lengths(retrive_next_token, retrive_next_sibling, shape)
+        keep_chains(*outputs, candidates, retrive_index, target_predict, lengths)
+        return
+    length = None
+    if retrive_next_token is not None or retrive_next_sibling is not None:
+        length = chain_lengths(retrive_next_token, retrive_next_sibling)
+    _keep_on_device(*outputs, candidates, retrive_index, target_predict, length)
+
+
+def _keep_on_device(
+    predicts: torch.Tensor,
+    accept_index: torch.Tensor,
+    accept_token_num: torch.Tensor,
+    candidates: torch.Tensor,
+    retrive_index: torch.Tensor,
+    target_predict: torch.Tensor,
+    length: torch.Tensor | None,
+) -> None:
+    """The same as `keep_chains`, without looking at a value; `length` is -1 for a tree."""
+    steps = min(accept_index.shape[1], candidates.shape[1]) - 1
     tokens = target_predict.flatten()[retrive_index].long()[:, : steps + 1]
     kept = candidates[:, 1 : steps + 1] == tokens[:, :steps]
-    _check_links(retrive_next_token, retrive_next_sibling, shape, device)
-    length = _chain_lengths(retrive_next_token, retrive_next_sibling)
     if length is not None:
-        kept &= torch.arange(steps, device=device) < length.unsqueeze(1)
+        kept &= torch.arange(steps, device=length.device) < length.unsqueeze(1)
         tokens = torch.where(length.unsqueeze(1) < 0, -1, tokens)
     num_accepted = kept.long().cumprod(1).sum(1)
     write_tokens(tokens, num_accepted, retrive_index, 0, predicts, accept_index)
@@ -217,14 +238,16 @@ def _check_links(
         checks.check_index("retrive_next_sibling", next_sibling, shape, device)
 
 
-def _chain_lengths(next_token: torch.Tensor | None, next_sibling: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the draft tokens of each chain, -1 for a tree (refused where values may be looked at)."""
-    if next_token is None and next_sibling is None:
-        return None
-    length = chain_lengths(next_token, next_sibling)
-    if checks.host_readable(length.device) and bool((length < 0).any()):
+def _host_lengths(
+    next_token: torch.Tensor | None, next_sibling: torch.Tensor | None, shape: tuple[int, int]
+) -> list[int]:
+    """Return the draft tokens of each chain; raise NotImplementedError for a tree."""
+    children = None if next_token is None else next_token.tolist()
+    siblings = None if next_sibling is None else next_sibling.tolist()
+    lengths = chain_lengths_of(children, siblings, *shape)
+    if trees := [request for request, length in enumerate(lengths) if length < 0]:
         raise NotImplementedError(
             "retrive_next_token, retrive_next_sibling: expected chains, each slot followed by the next, "
-            f"got a tree in requests {torch.nonzero(length < 0).flatten().tolist()[:8]}"
+            f"got a tree in requests {trees[:8]}"
         )
-    return length
+    return lengths
