@@ -141,6 +141,23 @@ struct Cells {
   int64_t stride_index;
 };
 
+static inline int64_t integer_at(const void* data, bool is_int64, int64_t offset) {
+  return is_int64 ? static_cast<const int64_t*>(data)[offset] : static_cast<const int32_t*>(data)[offset];
+}
+
+static inline int64_t integer_at(const Integers& integers, int64_t offset) {
+  return integer_at(integers.data, integers.is_int64, offset);
+}
+
+static inline double real_at(const Reals& reals, int64_t offset) {
+  return reals.is_float64 ? static_cast<const double*>(reals.data)[offset]
+                          : static_cast<const float*>(reals.data)[offset];
+}
+
+static inline int64_t cell_at(const Cells& cells, int64_t sequence, int64_t index = 0) {
+  return integer_at(cells.data, cells.is_int64, sequence * cells.stride_sequence + index * cells.stride_index);
+}
+
 // What a round is written into, behind what `verify` told of it.
 struct DeliverArguments {
   Cells output_token_ids;  // (batch, gamma + 1), or (output_size) where there are places

@@ -12,12 +12,6 @@ namespace {
 constexpr int32_t UNHEALTHY = TARGET_INVALID | INVALID_TEMPERATURE | INVALID_TOP_P | INVALID_MIN_P |
                               INVALID_NUM_DRAFT_TOKENS | INVALID_UNIFORMS | INVALID_DRAFT_INDEX;
 
-int64_t load(const Cells& cells, int64_t sequence, int64_t index = 0) {
-  const int64_t offset = sequence * cells.stride_sequence + index * cells.stride_index;
-  return cells.is_int64 ? static_cast<const int64_t*>(cells.data)[offset]
-                        : static_cast<const int32_t*>(cells.data)[offset];
-}
-
 void store(const Cells& cells, int64_t value, int64_t sequence, int64_t index = 0) {
   const int64_t offset = sequence * cells.stride_sequence + index * cells.stride_index;
   if (cells.is_int64) {
@@ -33,14 +27,14 @@ int64_t token_at(const DeliverArguments& arguments, int64_t sequence, int64_t in
   if (index > last) return arguments.padding;
   const bool missing = arguments.bonus_token_ids.data && index == last && arguments.num_emitted[sequence] == last &&
                        !(arguments.status[sequence] & UNHEALTHY);
-  if (missing) return load(arguments.bonus_token_ids, sequence);
+  if (missing) return cell_at(arguments.bonus_token_ids, sequence);
   return arguments.token_ids[sequence * (arguments.gamma + 1) + index];
 }
 
 // Draft tokens that pass their own test, also behind the first rejection.
 int64_t count_passed(const DeliverArguments& arguments, int64_t sequence) {
-  const uint64_t seed = static_cast<uint64_t>(load(arguments.seed, sequence));
-  const uint64_t position = static_cast<uint64_t>(load(arguments.position, sequence));
+  const uint64_t seed = static_cast<uint64_t>(cell_at(arguments.seed, sequence));
+  const uint64_t position = static_cast<uint64_t>(cell_at(arguments.position, sequence));
   int64_t passed = 0;
   for (int64_t index = 0; index < arguments.gamma; ++index) {
     const float chance = arguments.accept_probs[sequence * arguments.gamma + index];
@@ -51,7 +45,7 @@ int64_t count_passed(const DeliverArguments& arguments, int64_t sequence) {
 }
 
 void add(const Cells& totals, int64_t count, int64_t sequence) {
-  if (totals.data) store(totals, load(totals, sequence) + count, sequence);
+  if (totals.data) store(totals, cell_at(totals, sequence) + count, sequence);
 }
 
 }  // namespace
@@ -64,7 +58,7 @@ void deliver_sequence(const DeliverArguments& arguments, int64_t sequence) {
       store(arguments.output_token_ids, token, sequence, index);
       continue;
     }
-    const int64_t place = load(arguments.places, sequence, index);
+    const int64_t place = cell_at(arguments.places, sequence, index);
     if (place >= 0 && place < arguments.output_size) store(arguments.output_token_ids, token, 0, place);
     if (index < arguments.columns) store(arguments.output_places, index > last ? -1 : place, sequence, index);
   }
@@ -73,7 +67,7 @@ void deliver_sequence(const DeliverArguments& arguments, int64_t sequence) {
   add(arguments.accepted_total, last, sequence);
   add(arguments.emitted_total, arguments.num_emitted[sequence], sequence);
   if (!arguments.status_total.data) return;
-  store(arguments.status_total, load(arguments.status_total, sequence) | arguments.status[sequence], sequence);
+  store(arguments.status_total, cell_at(arguments.status_total, sequence) | arguments.status[sequence], sequence);
 }
 
 }  // namespace specker

@@ -21,16 +21,11 @@ struct RowStatistics {
 };
 
 static inline int64_t read_integer(const Integers& integers, int64_t index) {
-  const int64_t offset = index * integers.stride;
-  return integers.is_int64 ? static_cast<const int64_t*>(integers.data)[offset]
-                           : static_cast<const int32_t*>(integers.data)[offset];
+  return integer_at(integers, index * integers.stride);
 }
 
 static inline double read_real(const Reals& reals, int64_t index, double off) {
-  if (!reals.data) return off;
-  const int64_t offset = index * reals.stride;
-  return reals.is_float64 ? static_cast<const double*>(reals.data)[offset]
-                          : static_cast<const float*>(reals.data)[offset];
+  return reals.data ? real_at(reals, index * reals.stride) : off;
 }
 
 static Parameters read_parameters(const SamplingParameters& sampling, int64_t sequence, int64_t vocab,

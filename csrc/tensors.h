@@ -52,16 +52,6 @@ Reals reals(const OptionalTensor& tensor, const char* name) {
   return {tensor->const_data_ptr(), dtype == ScalarType::Double, broadcast_stride(*tensor)};
 }
 
-int64_t integer_at(const Integers& integers, int64_t offset) {
-  return integers.is_int64 ? static_cast<const int64_t*>(integers.data)[offset]
-                           : static_cast<const int32_t*>(integers.data)[offset];
-}
-
-double real_at(const Reals& reals, int64_t offset) {
-  return reals.is_float64 ? static_cast<const double*>(reals.data)[offset]
-                          : static_cast<const float*>(reals.data)[offset];
-}
-
 DType logits_dtype(const Tensor& tensor, const char* name) {
   switch (tensor.scalar_type()) {
     case ScalarType::Float:
@@ -122,12 +112,6 @@ Cells cells(const OptionalTensor& tensor, const char* name) {
   // One element stands for the whole batch; several positions of it do not.
   return {tensor->mutable_data_ptr(), dtype == ScalarType::Long, tensor->size(0) == 1 ? 0 : tensor->stride(0),
           tensor->stride(tensor->dim() - 1)};
-}
-
-int64_t cell_at(const Cells& cells, int64_t sequence, int64_t index) {
-  const int64_t offset = sequence * cells.stride_sequence + index * cells.stride_index;
-  return cells.is_int64 ? static_cast<const int64_t*>(cells.data)[offset]
-                        : static_cast<const int32_t*>(cells.data)[offset];
 }
 
 }  // namespace
