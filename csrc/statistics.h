@@ -91,7 +91,7 @@ static double filtered_mass(const Row& row, const Law& law, int64_t shard, const
 }
 
 // The largest values of the blocks of a shard of logits where they lie, and whether all are numbers.
-static bool measure_blocks(const Row& row, int64_t shard, float* block_largest) {
+static bool measure_logit_blocks(const Row& row, int64_t shard, float* block_largest) {
   const int64_t end = (shard + 1) * SHARD < row.vocab ? (shard + 1) * SHARD : row.vocab;
   bool valid = true;
   for (int64_t begin = shard * SHARD; begin < end; begin += BLOCK) {
@@ -112,7 +112,7 @@ static ShardSum measure_shard(const Row& row, const Law& law, int64_t shard, boo
     measure_blocks(entries, block_largest);
     return {largest, largest, sums ? whole_mass(row, law, entries, largest) : 0.0};
   }
-  const bool valid = measure_blocks(row, shard, block_largest);
+  const bool valid = measure_logit_blocks(row, shard, block_largest);
   float largest = -__builtin_inff();
   for (int64_t block = 0; block < ceil_div(shard_size(row, shard), BLOCK); ++block) {
     largest = larger(block_largest[block], largest);
