@@ -43,7 +43,22 @@ void run(const Arguments& arguments, int64_t logits, void (*kernel)(const Argume
   });
 }
 
+using Decided = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 using Verified = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+// Allocates what every round returns and tells the kernel where it is.
+Decided decide_into(VerifyArguments& arguments, int64_t batch, int64_t gamma) {
+  const int32_t int64 = aoti_torch_dtype_int64();
+  const Decided outputs = {allocate({batch, gamma + 1}, int64), allocate({batch}, int64), allocate({batch}, int64),
+                           allocate({batch}, aoti_torch_dtype_int32())};
+  arguments.token_ids = data_of<int64_t>(std::get<0>(outputs));
+  arguments.num_accepted = data_of<int64_t>(std::get<1>(outputs));
+  arguments.num_emitted = data_of<int64_t>(std::get<2>(outputs));
+  arguments.status = data_of<int32_t>(std::get<3>(outputs));
+  arguments.batch = batch;
+  arguments.gamma = gamma;
+  return outputs;
+}
 
 Verified verify(const Tensor& draft_token_ids, const Tensor& target, const OptionalTensor& draft,
                 const OptionalTensor& draft_receipt, const OptionalTensor& num_draft_tokens,
@@ -62,23 +77,14 @@ Verified verify(const Tensor& draft_token_ids, const Tensor& target, const Optio
   const bool flat = cu_num_draft_tokens.has_value();
   const int64_t batch = flat ? cu_num_draft_tokens->size(0) - 1 : draft_token_ids.size(0);
   const int64_t gamma = max_num_draft_tokens, scored = return_accept_probs ? batch : 0;
-  const int32_t int64 = aoti_torch_dtype_int64(), int32 = aoti_torch_dtype_int32(), real = aoti_torch_dtype_float32();
-  const Verified outputs = {
-      allocate({batch, gamma + 1}, int64),
-      allocate({batch}, int64),
-      allocate({batch}, int64),
-      allocate({batch}, int32),
-      return_logprobs ? allocate({batch, gamma + 1}, real) : allocate({0}, real),
-      return_accept_probs ? allocate({batch, gamma}, real) : allocate({0}, real),
-      allocate({scored}, real),
-  };
+  const int32_t real = aoti_torch_dtype_float32();
   STD_TORCH_CHECK(uniforms || (seed && position), "seed and position: expected tensors where uniforms is None");
-
   VerifyArguments arguments = {};
-  arguments.token_ids = data_of<int64_t>(std::get<0>(outputs));
-  arguments.num_accepted = data_of<int64_t>(std::get<1>(outputs));
-  arguments.num_emitted = data_of<int64_t>(std::get<2>(outputs));
-  arguments.status = data_of<int32_t>(std::get<3>(outputs));
+  const Verified outputs = std::tuple_cat(
+      decide_into(arguments, batch, gamma),
+      std::make_tuple(return_logprobs ? allocate({batch, gamma + 1}, real) : allocate({0}, real),
+                      return_accept_probs ? allocate({batch, gamma}, real) : allocate({0}, real),
+                      allocate({scored}, real)));
   arguments.logprobs = data_of<float>(std::get<4>(outputs), return_logprobs);
   arguments.accept_probs = data_of<float>(std::get<5>(outputs), return_accept_probs);
   arguments.expected_accepted = data_of<float>(std::get<6>(outputs), return_accept_probs);
@@ -114,14 +120,42 @@ Verified verify(const Tensor& draft_token_ids, const Tensor& target, const Optio
     arguments.uniforms_stride_row = uniforms->stride(flat ? 0 : 1);
     arguments.uniforms_stride_field = uniforms->stride(flat ? 1 : 2);
   }
-  arguments.batch = batch;
-  arguments.gamma = gamma;
   arguments.vocab = target.size(target.dim() - 1);
   arguments.draft_vocab = draft ? draft->size(draft->dim() - 1) : arguments.vocab;
   arguments.draft_slots = draft ? draft->size(0) : 0;
   arguments.total_draft_tokens = flat ? draft_token_ids.size(0) : 0;
   arguments.has_bonus_rows = !flat || target.size(0) != draft_token_ids.size(0);
   run(arguments, batch * (gamma + 1) * arguments.vocab, chosen_kernels().verify);
+  return outputs;
+}
+
+Decided verify_plain(const Tensor& draft_token_ids, const Tensor& target, const OptionalTensor& draft,
+                     const OptionalTensor& draft_receipt, const Tensor& temperature, const OptionalTensor& top_k,
+                     const OptionalTensor& top_p, const OptionalTensor& min_p, const Tensor& seed,
+                     const Tensor& position) {
+  VerifyArguments arguments = {};
+  const Decided outputs = decide_into(arguments, target.size(0), target.size(1) - 1);
+  arguments.draft_token_ids = integers(draft_token_ids, "draft_token_ids");
+  arguments.draft_token_ids.stride = draft_token_ids.stride(1);
+  arguments.draft_token_ids_stride_sequence = draft_token_ids.stride(0);
+  arguments.target = rows(target, false, "target");
+  arguments.vocab = arguments.draft_vocab = target.size(2);
+  arguments.has_bonus_rows = true;
+  if (draft) {
+    arguments.has_draft = true;
+    arguments.draft = rows(draft, false, "draft");
+    arguments.draft_slots = arguments.batch;
+  }
+  if (draft_receipt) {
+    arguments.receipt = doubles(draft_receipt, "draft_receipt");
+    arguments.receipt_stride_sequence = draft_receipt->stride(0);
+    arguments.receipt_stride_row = draft_receipt->stride(1);
+    arguments.receipt_stride_field = draft_receipt->stride(2);
+  }
+  arguments.sampling = arguments.draft_sampling = parameters(temperature, top_k, top_p, min_p);
+  arguments.seed = integers(seed, "seed");
+  arguments.position = integers(position, "position");
+  run(arguments, arguments.batch * (arguments.gamma + 1) * arguments.vocab, chosen_kernels().verify);
   return outputs;
 }
 
@@ -209,6 +243,7 @@ Tensor verify_into(const Tensor& draft_token_ids, const Tensor& target, const Op
 
 STABLE_TORCH_LIBRARY_IMPL(specker, CPU, library) {
   library.impl("verify", TORCH_BOX(&specker::verify));
+  library.impl("verify_plain", TORCH_BOX(&specker::verify_plain));
   library.impl("sample", TORCH_BOX(&specker::sample));
   library.impl("verify_into", TORCH_BOX(&specker::verify_into));
 }

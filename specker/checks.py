@@ -11,9 +11,9 @@ import torch
 from specker.sampling import Parameters, Sampling
 
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_INDEX_DTYPES = (torch.int64, torch.int32)
+INDEX_DTYPES = (torch.int64, torch.int32)
 _PARAMETER_DTYPES = (torch.float32, torch.float64)
-_NUMBERS = (float, int)
+NUMBERS = frozenset((float, int))
 _CPU = torch.device("cpu")
 
 
@@ -64,7 +64,7 @@ def check_rows(
 
 def check_index(name: str, value: object, shape: Sequence[int | str | None], device: torch.device) -> torch.Tensor:
     """Return a tensor of int32 or int64 indices."""
-    return check_tensor(name, value, shape, _INDEX_DTYPES, device)
+    return check_tensor(name, value, shape, INDEX_DTYPES, device)
 
 
 def check_parameters(sampling: Sampling, batch: int, vocab: int, device: torch.device, prefix: str = "") -> Parameters:
@@ -75,10 +75,10 @@ def check_parameters(sampling: Sampling, batch: int, vocab: int, device: torch.d
     """
     temperature, top_k, top_p, min_p = sampling
     if (
-        type(temperature) in _NUMBERS
-        and type(top_k) in _NUMBERS
-        and type(top_p) in _NUMBERS
-        and type(min_p) in _NUMBERS
+        type(temperature) in NUMBERS
+        and type(top_k) in NUMBERS
+        and type(top_p) in NUMBERS
+        and type(min_p) in NUMBERS
         and _keeps_values(device)
     ):
         return _cached_parameters(temperature, top_k, top_p, min_p, vocab, device, prefix)
@@ -158,7 +158,7 @@ def _real(name: str, value: object, lower: float, upper: float, batch: int, devi
 
 def _count(name: str, value: object, batch: int, vocab: int, device: torch.device) -> torch.Tensor | None:
     if isinstance(value, torch.Tensor):
-        return check_tensor(name, value, (batch,), _INDEX_DTYPES, device)
+        return check_tensor(name, value, (batch,), INDEX_DTYPES, device)
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}: expected an int or a (batch,) tensor, got {type(value).__name__}")
     return None if value <= 0 or value >= vocab else scalar_tensor(value, torch.int64, device)

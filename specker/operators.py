@@ -31,6 +31,9 @@ _SCHEMAS = {
     "bool draft_is_probs, bool return_logprobs, bool return_accept_probs) "
     "-> (Tensor token_ids, Tensor num_accepted, Tensor num_emitted, Tensor status, Tensor logprobs, "
     "Tensor accept_probs, Tensor expected_accepted)",
+    "verify_plain": "verify_plain(Tensor draft_token_ids, Tensor target, Tensor? draft, Tensor? draft_receipt, "
+    f"{_PARAMETERS}, Tensor seed, Tensor position) "
+    "-> (Tensor token_ids, Tensor num_accepted, Tensor num_emitted, Tensor status)",
     "sample": f"sample(Tensor logits, {_PARAMETERS}, {_ADJUSTMENT}, Tensor seed, Tensor position) "
     "-> (Tensor token_ids, Tensor status, Tensor receipt)",
     "verify_into": "verify_into(Tensor draft_token_ids, Tensor target, Tensor? draft, Tensor? next_tokens, "
@@ -95,6 +98,16 @@ def _fake_verify(draft_token_ids: torch.Tensor, target: torch.Tensor, *rest: Any
     )
 
 
+def _fake_verify_plain(draft_token_ids: torch.Tensor, target: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+    batch, rows, _ = target.shape
+    return (
+        target.new_empty((batch, rows), dtype=torch.int64),
+        target.new_empty((batch,), dtype=torch.int64),
+        target.new_empty((batch,), dtype=torch.int64),
+        target.new_empty((batch,), dtype=torch.int32),
+    )
+
+
 def _fake_sample(logits: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     batch = logits.shape[0]
     return (
@@ -112,11 +125,13 @@ def _fake_verify_into(draft_token_ids: torch.Tensor, target: torch.Tensor, *rest
 
 _FAKES: dict[str, Callable[..., Any]] = {
     "verify": _fake_verify,
+    "verify_plain": _fake_verify_plain,
     "sample": _fake_sample,
     "verify_into": _fake_verify_into,
 }
 _REFERENCES: dict[str, Callable[..., Any]] = {
     "verify": reference.verify,
+    "verify_plain": reference.verify_plain,
     "sample": reference.sample,
     "verify_into": delivery.verify_into,
 }

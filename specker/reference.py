@@ -151,6 +151,26 @@ def verify(
     return token_ids, num_accepted, num_emitted, status, logprobs, accept_probs, expected
 
 
+def verify_plain(
+    draft_token_ids: torch.Tensor,
+    target: torch.Tensor,
+    draft: torch.Tensor | None,
+    draft_receipt: torch.Tensor | None,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor | None,
+    top_p: torch.Tensor | None,
+    min_p: torch.Tensor | None,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """Verify rows of logits under one law for target and draft, as most rounds are: `verify` with nothing else."""
+    law = (temperature, top_k, top_p, min_p)
+    return verify(
+        draft_token_ids, target, draft, draft_receipt, None, None, None, *law, *law, *[None] * 10, seed, position,
+        None, target.shape[1] - 1, False, False, False, False,
+    )[:4]  # fmt: skip
+
+
 def _matching(receipt: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """Return NaN for receipts that tell another logit than their row does: they belong to another row or token."""
     column = token_ids.clamp(0, rows.shape[-1] - 1).unsqueeze(-1)

@@ -105,7 +105,7 @@ def run_round(
         adjustments, shape, vocab, draft_vocab, target_is_probs, draft_is_probs, device
     )
     changed = adjustments.draft_logit_bias is not None or adjustments.draft_allowed_tokens is not None
-    receipt = _receipt_values(draft_receipt, draft, shape.drafted, draft_sampling or sampling, changed, device)
+    receipt = receipt_values(draft_receipt, draft, shape.drafted, draft_sampling or sampling, changed, device)
     if draft is not None and 0 in shape.drafted:
         draft, receipt, draft_index, draft_adjustment, columns = None, None, None, NO_ADJUSTMENT, (None, None)
     seeds, positions = _random_numbers(seed, position, uniforms, shape, device)
@@ -263,7 +263,7 @@ def _check_draft(
     return checks.check_rows(name, draft, shape, device).shape[-1]
 
 
-def _receipt_values(
+def receipt_values(
     receipt: DraftReceipt | None,
     draft: torch.Tensor | None,
     leading: tuple[int, ...],
@@ -271,6 +271,7 @@ def _receipt_values(
     adjusted: bool,
     device: torch.device,
 ) -> torch.Tensor | None:
+    """Return the numbers of the receipts as the operators take them."""
     if receipt is None or draft is None:
         return None
     if not isinstance(receipt, DraftReceipt):

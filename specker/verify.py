@@ -6,6 +6,7 @@ import torch
 
 from specker import checks
 from specker.adjustments import LogitBias
+from specker.plain import run_plain_round
 from specker.rounds import Adjustments, VerifyResult, run_round
 from specker.sample import DraftReceipt
 from specker.sampling import Sampling
@@ -96,13 +97,22 @@ def verify(
         >>> verify(torch.tensor([[0]]), logits, temperature=0.0).token_ids
         tensor([[0, 1]])
     """
+    sampling = Sampling(temperature, top_k, top_p, min_p)
+    if (
+        num_draft_tokens is None and draft_sampling is None and draft_probs is None and draft_index is None
+        and logit_bias is None and allowed_tokens is None and draft_logit_bias is None and draft_allowed_tokens is None
+        and draft_to_target_ids is None and uniforms is None and not return_logprobs and not return_accept_probs
+    ):  # fmt: skip
+        result = run_plain_round(draft_token_ids, target_logits, draft_logits, draft_receipt, sampling, seed, position)
+        if result is not None:
+            return result
     target = checks.check_rows("target_logits", target_logits, ("batch", "gamma + 1", "vocab"), None)
     draft, draft_sampling, names = _draft_rows(
         draft_logits, draft_probs, draft_sampling, draft_receipt, draft_logit_bias, draft_allowed_tokens
     )
     return run_round(
-        draft_token_ids, target, draft, None, None, num_draft_tokens, Sampling(temperature, top_k, top_p, min_p),
-        draft_sampling, draft_receipt, draft_index,
+        draft_token_ids, target, draft, None, None, num_draft_tokens, sampling, draft_sampling,
+        draft_receipt, draft_index,
         Adjustments(logit_bias, allowed_tokens, draft_logit_bias, draft_allowed_tokens, draft_to_target_ids),
         seed, position, uniforms, return_logprobs, return_accept_probs, names, False, draft_probs is not None,
     )  # fmt: skip

@@ -163,7 +163,7 @@ def test_a_backend_that_says_it_serves_does(temperature: float, device: torch.de
     row = torch.tensor([0.0, 60.0, 0.0], device=device)
     assert cases.bonus_tokens(row, [0.5], temperature=temperature) == [1]
     assert specker.sample(row.unsqueeze(0), temperature=temperature).token_ids.tolist() == [1]
-    assert set(operators._OPERATORS["default"]) == {"verify", "sample", "verify_into"}
+    assert set(operators._OPERATORS["default"]) == {"verify", "verify_plain", "sample", "verify_into"}
 
 
 @fault("B130")
