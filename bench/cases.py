@@ -99,14 +99,15 @@ def make_inputs(case: Case, sampling: specker.Sampling, device: torch.device, se
 
     One round has its luck, and time goes with the rows that decide: seeds are drawn until as many tokens are accepted
     as these rows accept on average, to 5 %. The rows of a single sequence have theirs too: they are drawn until their
-    average is that of an acceptance of 0.7, to 20 %.
+    average is that of an acceptance of 0.7, to 20 %, and the seeds until the round's count is the nearest to it.
     """
     while True:
         inputs = _draw_inputs(case, sampling, device, seed)
         expected = _expected_accepted(inputs, sampling)
         if case.batch > 1 or abs(expected - case.typical_accepted) <= 0.2 * case.typical_accepted:
+            wanted = expected if case.batch > 1 else case.typical_accepted
             for _ in range(_TRIES):
-                if abs(int(accepted(inputs, sampling).sum()) - expected) <= max(0.5, 0.05 * expected):
+                if abs(int(accepted(inputs, sampling).sum()) - wanted) <= max(0.5, 0.05 * wanted):
                     return inputs
                 inputs = inputs._replace(seed=inputs.seed + case.batch)
         seed += 1

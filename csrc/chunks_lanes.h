@@ -13,6 +13,9 @@ constexpr uint32_t NEGATIVE_INFINITY = 0xff800000u;
 constexpr uint32_t SIGN = 0x80000000u;
 constexpr uint32_t HIGH_BITS = 0xffff0000u;
 
+// Whether a residual's weights may be relative to powers of two.
+constexpr bool WEIGHS_BY_EXPONENT = true;
+
 struct Pair {
   Floats first;
   Floats second;
@@ -122,8 +125,9 @@ SPECKER_INLINE Words widen_chosen(Words words, Choose choose) {
   return BITS == 32 ? words : choose(shift_left<16>(words), both(words, all_words(HIGH_BITS)));
 }
 
-// As integers, floats of one sign are in order, negative ones the other way round. `bound` is what weighs 2^-160.
-template <bool BOUND_IS_NEGATIVE, class Source>
+// As integers, floats of one sign are in order, negative ones the other way round: which is the largest takes two
+// comparisons, or one where an entry is known to be positive. `bound` is what weighs 2^-160.
+template <bool BOUND_IS_NEGATIVE, bool HAS_POSITIVE, class Source>
 static bool sum_above(float bound, float exponent, const Source& source, int64_t padded, const ExponentialScale& scale,
                       ShardSum* whole) {
   constexpr int BITS = Source::BITS;
@@ -136,7 +140,8 @@ static bool sum_above(float bound, float exponent, const Source& source, int64_t
     for (Words& words : loaded) {
       // A NaN with a sign is wider than all else.
       widest = most_unsigned<BITS>(widest, words);
-      most = most_signed<BITS>(most, words), least = least_unsigned<BITS>(least, words);
+      most = most_signed<BITS>(most, words);
+      if (!HAS_POSITIVE) least = least_unsigned<BITS>(least, words);
       words = BOUND_IS_NEGATIVE ? least_unsigned<BITS>(words, lowest) : most_signed<BITS>(words, lowest);
     }
     const Pair pair = Source::widen(loaded);
@@ -146,7 +151,7 @@ static bool sum_above(float bound, float exponent, const Source& source, int64_t
   whole->mass = (sums.first + sums.second) * EXPONENT_SHIFT;
   if (most_unsigned_lane(widen_chosen<BITS>(widest, most_unsigned<32>)) > NEGATIVE_INFINITY) return false;
   uint32_t largest = static_cast<uint32_t>(most_signed_lane(widen_chosen<BITS>(most, most_signed<32>)));
-  if (largest >= SIGN) largest = least_unsigned_lane(widen_chosen<BITS>(least, least_unsigned<32>));
+  if (!HAS_POSITIVE && largest >= SIGN) largest = least_unsigned_lane(widen_chosen<BITS>(least, least_unsigned<32>));
   whole->largest = float_from_bits(largest);
   return whole->largest * scale.high - exponent <= LARGEST_EXPONENT;
 }
@@ -154,11 +159,13 @@ static bool sum_above(float bound, float exponent, const Source& source, int64_t
 // What lies too far below the reference to weigh is not told apart. Returns false where an entry is no number or
 // exceeds it by far.
 template <class Source>
-static bool sum_relative_to(float exponent, const Source& source, int64_t padded, const ExponentialScale& scale,
-                            ShardSum* whole) {
+static bool sum_relative_to(float exponent, bool has_positive, const Source& source, int64_t padded,
+                            const ExponentialScale& scale, ShardSum* whole) {
   const float bound = (exponent - LOWEST_EXPONENT) / scale.high;
-  return bound < 0.0f ? sum_above<true>(bound, exponent, source, padded, scale, whole)
-                      : sum_above<false>(bound, exponent, source, padded, scale, whole);
+  const auto sum = bound >= 0.0f  ? sum_above<false, false, Source>
+                   : has_positive ? sum_above<true, true, Source>
+                                  : sum_above<true, false, Source>;
+  return sum(bound, exponent, source, padded, scale, whole);
 }
 
 // Weights of differences to a reference, `threshold` and above.

@@ -1,6 +1,8 @@
 // Sums of weights over whole chunks, in plain loops for the compiler to vectorise.
 
 constexpr int64_t HALF = LANES / 2;
+// Whether a residual's weights may be relative to powers of two.
+constexpr bool WEIGHS_BY_EXPONENT = false;
 
 // Entries come in pairs: two of 16 bits make one load, and the sum's lanes are those of the pairs.
 struct FloatSource {
@@ -49,7 +51,7 @@ static float largest_of_sample(const Source& source) {
 // Sums relative to 2^exponent. What lies too far below it to weigh is not looked at for the largest value either.
 // Returns false where an entry is no number or exceeds the reference by far.
 template <class Source>
-static bool sum_relative_to(float exponent, const Source& source, int64_t padded, const ExponentialScale scale,
+static bool sum_relative_to(float exponent, bool, const Source& source, int64_t padded, const ExponentialScale scale,
                             ShardSum* whole) {
   const float magic = MAGIC - exponent, lowest = (exponent - LOWEST_EXPONENT) / scale.high;
   float largest[LANES], checks[HALF];

@@ -40,6 +40,14 @@ SPECKER_INLINE Floats larger(Floats left, Floats right) { return _mm256_max_ps(l
 SPECKER_INLINE Floats where_reached(Floats value, Floats bound, Floats chosen) {
   return _mm256_and_ps(_mm256_cmp_ps(value, bound, _CMP_GE_OQ), chosen);
 }
+// `from`, less `value` where `measure` >= bound.
+SPECKER_INLINE Floats less_where_reached(Floats measure, Floats bound, Floats from, Floats value) {
+  return from - where_reached(measure, bound, value);
+}
+// max(value, 0) where `measure` >= bound, else 0: by its bits, of which a sign makes a negative integer.
+SPECKER_INLINE Floats positive_where_reached(Floats measure, Floats bound, Floats value) {
+  return where_reached(measure, bound, floats_of(most_signed<32>(words_of(value), _mm256_setzero_si256())));
+}
 
 // The entry of a table of eight that the low three bits name.
 SPECKER_INLINE Words look_up(Words table, Words index) { return _mm256_permutevar8x32_epi32(table, index); }

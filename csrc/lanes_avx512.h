@@ -40,6 +40,15 @@ SPECKER_INLINE Floats larger(Floats left, Floats right) { return _mm512_max_ps(l
 SPECKER_INLINE Floats where_reached(Floats value, Floats bound, Floats chosen) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(value, bound, _CMP_GE_OQ), chosen);
 }
+// `from`, less `value` where `measure` >= bound.
+SPECKER_INLINE Floats less_where_reached(Floats measure, Floats bound, Floats from, Floats value) {
+  return _mm512_mask_sub_ps(from, _mm512_cmp_ps_mask(measure, bound, _CMP_GE_OQ), from, value);
+}
+// max(value, 0) where `measure` >= bound, else 0: by its bits, of which a sign makes a negative integer.
+SPECKER_INLINE Floats positive_where_reached(Floats measure, Floats bound, Floats value) {
+  const __mmask16 reached = _mm512_cmp_ps_mask(measure, bound, _CMP_GE_OQ);
+  return floats_of(_mm512_maskz_max_epi32(reached, words_of(value), _mm512_setzero_si512()));
+}
 
 // The entry of a table of eight, twice over in its register, that the low three bits name.
 SPECKER_INLINE Words look_up(Words table, Words index) { return _mm512_permutexvar_epi32(index, table); }

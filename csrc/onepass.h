@@ -17,9 +17,10 @@ static inline bool exponent_of(const Law& law, float value, float* exponent) {
 
 template <class Source>
 static bool sum_source(const Source& source, int64_t padded, const Law& law, ShardSum* sum, float* exponent) {
-  if (!exponent_of(law, largest_of_sample(source), exponent)) return false;
+  const float largest = largest_of_sample(source);
+  if (!exponent_of(law, largest, exponent)) return false;
   sum->reference = reference_of(*exponent, law);
-  return sum_relative_to(*exponent, source, padded, law.scale, sum);
+  return sum_relative_to(*exponent, largest > 0.0f, source, padded, law.scale, sum);
 }
 
 // Whether entries of 16 bits are widened as they are read; only a chunk that is not whole has to be padded in a buffer.
@@ -35,7 +36,7 @@ static bool sum_pairs(const Row& row, const Source& source, int64_t begin, int64
   if (rest == 0) return true;
   const Entries entries = load_entries(row, begin + whole, begin + count, buffer);
   ShardSum last;
-  if (!sum_relative_to(exponent, FloatSource{entries.values}, CHUNK, law.scale, &last)) return false;
+  if (!sum_relative_to(exponent, false, FloatSource{entries.values}, CHUNK, law.scale, &last)) return false;
   sum->mass += last.mass;
   sum->largest = larger(sum->largest, last.largest);
   return true;

@@ -53,11 +53,15 @@ static ShardResidual shard_residual(const Sampled& target, const Sampled& draft,
   return {subtract_weights(draft_weights, target_entries.padded, ratio, residual), scale};
 }
 
-// Two rows of logits by weights relative to the rows' largest, so one ratio serves all shards, and equal rows leave
+// Two rows of logits by weights in units of the whole row, so one ratio serves all shards, and equal rows leave
 // nothing. What the target leaves out has no residual, whatever the draft row holds: masked entries are never drawn.
 struct FastResidual {
-  float target_max;
-  float draft_max;
+  bool is_relative;  // the origins are subtracted from the entries; else they are 0, and the exponents are not
+  float target_origin;
+  float draft_origin;
+  float target_exponent;
+  float draft_exponent;
+  float draft_ceiling;  // the row's largest value, less its origin
   float target_bound;
   float draft_bound;
   double ratio;
@@ -74,15 +78,33 @@ static inline float weighing_bound(const Sampled& sampled, float largest) {
   return larger(sampled.statistics.float_threshold, ceil_to_float(bound));
 }
 
+// Mass of a row in units of 2^exponent.
+static inline double mass_of(const Sampled& sampled, float exponent) {
+  const double reference = reference_of(exponent, sampled.law);
+  return sampled.statistics.weight_sum * relative_weight(sampled.law, sampled.statistics.row_max, reference);
+}
+
 static bool make_fast_residual(const Sampled& target, const Sampled& draft, FastResidual* fast) {
   if (target.law.weighing != Weighing::EXPONENTIAL || draft.law.weighing != Weighing::EXPONENTIAL) return false;
-  const double scale = 1.0 / target.statistics.weight_sum;
-  fast->target_max = static_cast<float>(target.statistics.row_max);
-  fast->draft_max = static_cast<float>(draft.statistics.row_max);
-  fast->target_bound = weighing_bound(target, fast->target_max);
-  fast->draft_bound = weighing_bound(draft, fast->draft_max);
-  fast->ratio = 1.0 / draft.statistics.weight_sum / scale;
-  fast->scale = scale * EXPONENT_SHIFT;
+  const float target_max = static_cast<float>(target.statistics.row_max);
+  const float draft_max = static_cast<float>(draft.statistics.row_max);
+  fast->target_bound = weighing_bound(target, target_max);
+  fast->draft_bound = weighing_bound(draft, draft_max);
+  double target_mass = target.statistics.weight_sum, draft_mass = draft.statistics.weight_sum;
+  // The largest weights of two peaks have to be 1 both, which they are relative to themselves.
+  fast->is_relative = !WEIGHS_BY_EXPONENT || target_mass < NEARLY_ONE || draft_mass < NEARLY_ONE ||
+                      !exponent_of(target.law, target_max, &fast->target_exponent) ||
+                      !exponent_of(draft.law, draft_max, &fast->draft_exponent);
+  if (fast->is_relative) {
+    fast->target_exponent = fast->draft_exponent = fast->draft_ceiling = 0.0f;
+    fast->target_origin = target_max, fast->draft_origin = draft_max;
+  } else {
+    fast->target_origin = fast->draft_origin = 0.0f;
+    fast->draft_ceiling = draft_max;
+    target_mass = mass_of(target, fast->target_exponent), draft_mass = mass_of(draft, fast->draft_exponent);
+  }
+  fast->ratio = target_mass / draft_mass;
+  fast->scale = EXPONENT_SHIFT / target_mass;
   fast->sparse = target.parameters.filtered;
   // Only a receipt of another row leaves this range, in which weights stay normal numbers.
   return fast->ratio > 0x1p-30 && fast->ratio < 0x1p30;

@@ -2,10 +2,10 @@
 
 SPECKER_INLINE float fast_residual_of(float target, float draft, const FastResidual& fast, const ScaleRatio& ratio,
                                       const ExponentialScale& target_scale, const ExponentialScale& draft_scale) {
-  const float difference = draft - fast.draft_max;
+  const float difference = draft - fast.draft_origin;
   // A row that its receipt is not of may hold more than the receipt's largest value.
   const float draft_weight = shifted_power(difference < 0.0f ? difference : 0.0f, draft_scale, MAGIC);
-  const float target_weight = shifted_power(target - fast.target_max, target_scale, MAGIC);
+  const float target_weight = shifted_power(target - fast.target_origin, target_scale, MAGIC);
   const float residual = residual_of(target_weight, draft >= fast.draft_bound ? draft_weight : 0.0f, ratio);
   return target >= fast.target_bound ? residual : 0.0f;
 }
