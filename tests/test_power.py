@@ -272,7 +272,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Fault | None]
             exec(compile(source, f"faulty_{name}.py", "exec"), module.__dict__)
             copies[name] = module
         library = torch.library.Library("specker_reference", "IMPL")
-        for operator in ("verify", "sample"):
+        for operator in ("verify", "verify_plain", "sample"):
             library.impl(operator, getattr(copies["reference"], operator), "CPU")
         libraries.append(library)
 

@@ -61,6 +61,9 @@ def large_results(logits: torch.Tensor, tokens: torch.Tensor) -> Results:
                 return_accept_probs=not filters, **filters,
             )  # fmt: skip
             results.append(tuple(output for output in answer if output is not None))
+            # Without the optional outputs it is another operator.
+            plain = specker.verify(tokens[:batch], target[:batch], draft[:batch], seed=3, **filters)
+            results.append((plain.token_ids, plain.num_accepted, plain.num_emitted, plain.status))
             drawn = specker.sample(target[:batch, 0], seed=3, **filters)
             results.append((drawn.token_ids, drawn.receipt.values))
     return results
