@@ -20,8 +20,8 @@ def verify_plain(
     position: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
     """Launch one round; arguments and results as `specker.reference.verify_plain`."""
-    law = (temperature, top_k, top_p, min_p)
+    law, no_adjustment = (temperature, top_k, top_p, min_p), (None, None, None, None)
     return verify(
-        draft_token_ids, target, draft, draft_receipt, None, None, None, *law, *law, *[None] * 10, seed, position,
-        None, target.shape[1] - 1, False, False, False, False,
+        draft_token_ids, target, draft, draft_receipt, None, None, None, *law, *law, *no_adjustment,
+        *no_adjustment, None, None, seed, position, None, target.shape[1] - 1, False, False, False, False,
     )[:4]  # fmt: skip

@@ -98,8 +98,8 @@ def _fake_verify(draft_token_ids: torch.Tensor, target: torch.Tensor, *rest: Any
     )
 
 
-def _fake_verify_plain(draft_token_ids: torch.Tensor, target: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
-    batch, rows, _ = target.shape
+def _fake_verify_plain(_: torch.Tensor, target: torch.Tensor, *_rest: Any) -> tuple[torch.Tensor, ...]:
+    batch, rows = target.shape[:2]
     return (
         target.new_empty((batch, rows), dtype=torch.int64),
         target.new_empty((batch,), dtype=torch.int64),

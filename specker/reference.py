@@ -164,10 +164,10 @@ def verify_plain(
     position: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
     """Verify rows of logits under one law for target and draft, as most rounds are: `verify` with nothing else."""
-    law = (temperature, top_k, top_p, min_p)
+    law, no_adjustment = (temperature, top_k, top_p, min_p), (None, None, None, None)
     return verify(
-        draft_token_ids, target, draft, draft_receipt, None, None, None, *law, *law, *[None] * 10, seed, position,
-        None, target.shape[1] - 1, False, False, False, False,
+        draft_token_ids, target, draft, draft_receipt, None, None, None, *law, *law, *no_adjustment,
+        *no_adjustment, None, None, seed, position, None, target.shape[1] - 1, False, False, False, False,
     )[:4]  # fmt: skip
 
 

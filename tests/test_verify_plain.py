@@ -1,4 +1,4 @@
-"""The commonest round has an operator of its own: it must give what `verify` gives, and take nothing that is not right."""
+"""The commonest round has an operator of its own: it gives what `verify` gives, and takes nothing that is not right."""
 
 from __future__ import annotations
 
