@@ -54,6 +54,13 @@ struct Float16Source {
   SPECKER_INLINE Pair widen(const Words* loaded) { return {floats_of(loaded[0]), floats_of(loaded[1])}; }
 };
 
+// The lines that `half` of a bundle is in.
+template <class Element>
+SPECKER_INLINE void fetch_bundle_ahead(const Element* bundle, int64_t half) {
+  constexpr int64_t BYTES = 2 * SPECKER_LANES * sizeof(Element);
+  fetch_ahead(reinterpret_cast<const char*>(bundle) + half * BYTES, BYTES);
+}
+
 template <class Source, class Element>
 SPECKER_INLINE Pair load_pair(const Element* at, int64_t half) {
   Words loaded[Source::VECTORS];
@@ -137,6 +144,7 @@ static bool sum_above(float bound, float exponent, const Source& source, int64_t
   const auto weigh_pair = [&](int64_t bundle, int64_t half) __attribute__((always_inline)) -> Pair {
     Words loaded[Source::VECTORS];
     Source::load(source.values + bundle, half, loaded);
+    fetch_bundle_ahead(source.values + bundle, half);
     for (Words& words : loaded) {
       // A NaN with a sign is wider than all else.
       widest = most_unsigned<BITS>(widest, words);

@@ -40,6 +40,8 @@ static double sum_residual_of(const ResidualTerm& term, const Source& target, co
   const auto subtract_pair = [&](int64_t bundle, int64_t half) __attribute__((always_inline)) -> Pair {
     const Pair targets = load_pair<Source>(target.values + bundle, half);
     const Pair drafts = load_pair<Source>(draft.values + bundle, half);
+    // The target row has just been read.
+    fetch_bundle_ahead(draft.values + bundle, half);
     return {residual_of<IS_RELATIVE, CEILING_IS_NEGATIVE>(term, targets.first, drafts.first),
             residual_of<IS_RELATIVE, CEILING_IS_NEGATIVE>(term, targets.second, drafts.second)};
   };
