@@ -1,24 +1,28 @@
-"""Writes the list of faults into docs/faults.md from tests/faults.py: `python docs/fault_list.py [--check]`."""
+"""Writes the faults and their sources, of tests/, into docs/faults.md: `python docs/fault_list.py [--check]`."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
 DOCS = Path(__file__).parent
 _BLOCK = re.compile(r"(?P<start><!-- faults (?P<first>\d+)-(?P<last>\d+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
+_LINKS = 3
 
 
 def filled(page: str) -> str:
     """Return the page with the faults of each marker's numbers listed between its markers."""
-    listed = _faults()
+    listed, links = _faults(), _links()
 
     def fill(block: re.Match[str]) -> str:
         numbers = [f"B{number:02d}" for number in range(int(block["first"]), int(block["last"]) + 1)]
-        lines = [f"- {number}: {listed.FAULTS[number]}{_note(listed, number)}\n" for number in numbers]
+        lines = [
+            f"- {number}: {listed.FAULTS[number]}{links.get(number, '')}{_note(listed, number)}\n" for number in numbers
+        ]
         return f"{block['start']}\n{''.join(lines)}\n{block['end']}"
 
     return _BLOCK.sub(fill, page)
@@ -29,10 +33,34 @@ def _note(listed: ModuleType, number: str) -> str:
     return f" *(no test: {reason})*" if reason else ""
 
 
+def _links() -> dict[str, str]:
+    """Return by fault the links to its first sources, in parentheses."""
+    listed = _module("fault_sources")
+    projects = Counter(source.split("#")[0] for sources in listed.SOURCES.values() for source in sources)
+    # Forks keep their owner in the text: a name alone is the project of that name cited most.
+    known = {project.split("/")[1]: project for project, _ in reversed(projects.most_common())}
+
+    def link(source: str) -> str:
+        project, number = source.split("#")
+        name = project.split("/")[1]
+        text = name if known[name] == project else project
+        return f"[{text}#{number}](https://github.com/{project}/issues/{number})"
+
+    return {
+        number: f" ({'unconfirmed: ' * (number in listed.UNCONFIRMED)}{', '.join(map(link, sources[:_LINKS]))})"
+        for number, sources in listed.SOURCES.items()
+    }
+
+
 def _faults() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("faults", DOCS.parent / "tests" / "faults.py")
+    return _module("faults")
+
+
+def _module(name: str) -> ModuleType:
+    path = DOCS.parent / "tests" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise FileNotFoundError("tests/faults.py")
+        raise FileNotFoundError(path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
