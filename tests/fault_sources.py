@@ -62,8 +62,6 @@ SOURCES: dict[str, tuple[str, ...]] = {
         "pytorch/pytorch#48841",
         "pytorch/pytorch#101620",
         "pytorch/pytorch#101720",
-        "vllm-project/vllm-metal#622",
-        "vllm-project/vllm-metal#629",
     ),
     "B36": ("pytorch/pytorch#2561",),
     "B37": ("vllm-project/vllm-ascend#9693",),
@@ -93,7 +91,6 @@ SOURCES: dict[str, tuple[str, ...]] = {
         "vllm-project/vllm#890",
         "vllm-project/vllm#2937",
     ),
-    "B55": ("NVIDIA-NeMo/Automodel#3627",),
     "B56": ("ohdearquant/lattice#280", "vllm-project/vllm#7627", "triton-lang/triton#1736", "triton-lang/triton#1813"),
     "B57": (
         "ml-explore/mlx-lm#1423",
@@ -149,7 +146,6 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "B83": (
         "triton-lang/triton-ascend#984",
         "triton-lang/triton-ascend#1221",
-        "meta-pytorch/attention-gym#260",
         "vllm-project/vllm-ascend#14066",
     ),
     "B84": ("vllm-project/vllm#52381", "triton-lang/triton#3299", "triton-lang/triton#7260"),
@@ -163,7 +159,6 @@ SOURCES: dict[str, tuple[str, ...]] = {
         "triton-lang/triton#832",
         "triton-lang/triton#1058",
         "triton-lang/triton#6748",
-        "MetaX-MACA/vLLM-metax#115",
     ),
     "B88": ("vllm-project/vllm#42684", "vllm-project/vllm#42739", "PrimeIntellect-ai/prime-rl#2497"),
     "B90": ("vllm-project/vllm#21936",),
@@ -208,7 +203,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     # Several processes.
     "B108": ("vllm-project/vllm#17498", "vllm-project/vllm#17509"),
     "B109": ("vllm-project/vllm#31154", "vllm-project/vllm#31307"),
-    "B110": ("ROCm/aiter#2035", "flagos-ai/vllm-plugin-FL#318"),
+    "B110": ("ROCm/aiter#2035",),
     "B111": ("NVIDIA/TensorRT-LLM#16544", "vllm-project/vllm-ascend#9248"),
     "B112": ("vllm-project/vllm#46994", "vllm-project/vllm#44697"),
     # Graphs and compilers.
@@ -227,7 +222,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     ),
     "B116": ("pytorch/pytorch#176752",),
     # Speed and memory.
-    "B117": ("MetaX-MACA/vLLM-metax#115", "vllm-project/vllm-ascend#4673"),
+    "B117": ("vllm-project/vllm-ascend#4673",),
     "B118": ("vllm-project/vllm-ascend#13637", "vllm-project/vllm#55918", "triton-lang/triton#8273"),
     "B119": ("pytorch/helion#2426",),
     "B120": (
@@ -241,7 +236,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "B123": ("vllm-project/vllm#6034",),
     # Build and import.
     "B124": ("vllm-project/vllm#42638",),
-    "B125": ("triton-lang/triton#6150", "flagos-ai/FlagGems#5812", "ROCm/aiter#5407"),
+    "B125": ("triton-lang/triton#6150", "ROCm/aiter#5407"),
     "B126": (
         "triton-lang/triton#2688",
         "triton-lang/triton#4002",
@@ -291,7 +286,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
 }
 """The sources of a fault by its number; some faults have none."""
 
-_REMARKS = frozenset(("B07", "B26", "B30", "B37", "B38", "B49", "B55", "B59", "B72", "B77", "B82", "B107"))
+_REMARKS = frozenset(("B07", "B26", "B30", "B37", "B38", "B49", "B59", "B72", "B77", "B82", "B107"))
 _UNMERGED = frozenset(("B15", "B61", "B62", "B63", "B74", "B81", "B86", "B101", "B103"))
 
 UNCONFIRMED = _REMARKS | _UNMERGED
