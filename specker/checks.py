@@ -33,7 +33,7 @@ def check_tensor(
     actual = value.shape
     # The exact comparison first: it is what most calls need.
     if actual != shape and not _admits(shape, actual):
-        wanted = ", ".join("*" if size is None else str(size) for size in shape)
+        wanted = ", ".join("*" if size is None else str(size) for size in shape) + "," * (len(shape) == 1)
         raise ValueError(f"{name}: expected shape ({wanted}), got {tuple(actual)}")
     if device is not None and value.device != device:
         raise ValueError(f"{name}: expected device {device}, that of the target, got {value.device}")

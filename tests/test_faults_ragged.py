@@ -195,7 +195,7 @@ def test_values_a_token_are_refused_where_values_a_sequence_belong(
 ) -> None:
     dtype = torch.int64 if name in ("top_k", "seed", "position", "num_draft_tokens") else torch.float32
     arguments: dict[str, Any] = {"seed": 0, name: torch.ones(size, dtype=dtype, device=device)}
-    with pytest.raises(ValueError, match=rf"^{name}: expected shape \(3\), got \("):
+    with pytest.raises(ValueError, match=rf"^{name}: expected shape \(3,\), got \("):
         specker.verify(
             torch.zeros((3, 2), dtype=torch.int64, device=device), torch.zeros((3, 3, 4), device=device), **arguments
         )

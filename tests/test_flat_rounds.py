@@ -194,7 +194,7 @@ def test_a_slot_that_does_not_exist_is_told(device: torch.device) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"draft_index": torch.zeros(4).long()}, r"draft_index: expected shape \(5\), got \(4,\)"),
+        ({"draft_index": torch.zeros(4).long()}, r"draft_index: expected shape \(5,\), got \(4,\)"),
         ({"draft_logits": torch.zeros(9, 2, VOCAB)}, r"draft_logits: expected shape \(rows, 3, 30\), got \(9, 2, 30\)"),
         ({"draft_logits": torch.zeros(TOTAL, VOCAB)}, r"draft_logits: expected shape \(rows, 3, 30\), got \(9, 30\)"),
         ({"draft_logits": None}, "draft_index: expected draft_logits with it, got None"),

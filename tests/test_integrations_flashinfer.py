@@ -229,7 +229,7 @@ def test_no_draft_tokens_give_one_token() -> None:
         (
             {"seed": torch.tensor([1]), "offset": torch.tensor([1, 2, 3])},
             ValueError,
-            r"offset: expected shape \(1\) or \(2\), got \(3,\)",
+            r"offset: expected shape \(1,\) or \(2,\), got \(3,\)",
         ),
         (
             {"seed": torch.tensor([1], device="meta"), "offset": torch.tensor([1])},
@@ -239,7 +239,7 @@ def test_no_draft_tokens_give_one_token() -> None:
         (
             {"maybe_output_accepted_token_num": torch.zeros(3, dtype=torch.int32)},
             ValueError,
-            r"maybe_output_accepted_token_num: expected shape \(2\), got \(3,\)",
+            r"maybe_output_accepted_token_num: expected shape \(2,\), got \(3,\)",
         ),
         (
             {"maybe_output_emitted_draft_token_num": torch.zeros(2)},

@@ -125,7 +125,7 @@ def test_rows_are_read_where_they_lie(layout: str) -> None:
         ({"max_spec_len": 2}, ValueError, r"num_draft_tokens: expected lengths in 0\.\.max_spec_len = 2, got 0\.\.3"),
         ({"num_draft_tokens": [3, -1, 3, 1]}, ValueError, r"num_draft_tokens: expected lengths .* got -1\.\.3"),
         ({"bonus_token_ids": torch.zeros(3, 1).long()}, ValueError, r"bonus_token_ids: expected shape \(4, 1\)"),
-        ({"bonus_token_ids": torch.zeros(5).long()}, ValueError, r"bonus_token_ids: expected shape \(4\)"),
+        ({"bonus_token_ids": torch.zeros(5).long()}, ValueError, r"bonus_token_ids: expected shape \(4,\)"),
         (
             {"cu_num_draft_tokens": torch.tensor([2, 2, 6, 6])},
             ValueError,
@@ -136,7 +136,7 @@ def test_rows_are_read_where_they_lie(layout: str) -> None:
             ValueError,
             r"sampling_metadata.temperature: expected shape",
         ),
-        ({"cu_num_draft_tokens": torch.zeros(5).int()}, ValueError, r"cu_num_draft_tokens: expected shape \(4\)"),
+        ({"cu_num_draft_tokens": torch.zeros(5).int()}, ValueError, r"cu_num_draft_tokens: expected shape \(4,\)"),
         ({"draft_token_ids": torch.zeros(6)}, TypeError, "draft_token_ids: expected dtype int64 or int32"),
         ({"draft_probs": torch.zeros(6, VOCAB + 1)}, ValueError, r"draft_probs: expected shape \(6, 13\)"),
         ({"target_logits": torch.zeros(6, VOCAB).double()}, TypeError, "target_logits: expected dtype float32"),

@@ -119,7 +119,7 @@ def _per_sequence(name: str, value: torch.Tensor, batch: int, device: torch.devi
     if value.dtype not in _SEED_DTYPES:
         raise ValueError(f"{name}: expected dtype int64 or uint64, got {str(value.dtype).removeprefix('torch.')}")
     if value.dim() != 1 or value.shape[0] not in (1, batch):
-        raise ValueError(f"{name}: expected shape (1) or ({batch}), got {tuple(value.shape)}")
+        raise ValueError(f"{name}: expected shape (1,) or ({batch},), got {tuple(value.shape)}")
     if value.device != device:
         raise ValueError(f"{name}: expected device {device}, that of the target, got {value.device}")
     return value if value.dtype == torch.int64 else value.view(torch.int64)
