@@ -14,6 +14,13 @@ static double sum_residual_pairs(const Sampled& target, const Sampled& draft, co
                             target_scale, draft_scale);
 }
 
+static float largest_of(const float* values, int64_t count) {
+  float largest = -__builtin_inff();
+#pragma omp simd reduction(max : largest)
+  for (int64_t index = 0; index < count; ++index) largest = larger(values[index], largest);
+  return largest;
+}
+
 // Copies the blocks of both rows in which a target entry weighs side by side; returns how many entries, padded.
 static int64_t gather_blocks(const Sampled& target, const Sampled& draft, float bound, int64_t shard, float* targets,
                              float* drafts) {
@@ -21,11 +28,9 @@ static int64_t gather_blocks(const Sampled& target, const Sampled& draft, float 
   int64_t count = 0;
   for (int64_t begin = shard * SHARD; begin < end; begin += BLOCK) {
     const int64_t size = end - begin < BLOCK ? end - begin : BLOCK;
+    if (!target.row.adjusts() && measure_logits(target.row, begin, size).largest < bound) continue;
     widen(target.row, begin, size, targets + count);
-    float largest = -__builtin_inff();
-#pragma omp simd reduction(max : largest)
-    for (int64_t index = 0; index < size; ++index) largest = larger(targets[count + index], largest);
-    if (!(largest >= bound)) continue;
+    if (target.row.adjusts() && largest_of(targets + count, size) < bound) continue;
     widen(draft.row, begin, size, drafts + count);
     count += size;
   }
