@@ -20,8 +20,9 @@ import triton.language as tl
 from . import contract
 from .arguments import draft_slot, is_greedy, load_real, locate, parameter_status, uniforms_status
 from .blocks import exponent_scale, kernel, lowest, uniforms
+from .greedy import greedy_shards
 from .rows import load_value, row_at, rows_of
-from .tiles import greedy_shards, load_tile, sampled_shards, store_shards, tile_ids
+from .tiles import load_tile, sampled_shards, store_shards, tile_ids
 
 
 @triton.jit

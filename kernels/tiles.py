@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .blocks import NO_ID, lowest, safe_shift, shifted_weights
+from .blocks import lowest, safe_shift, shifted_weights
 from .rows import biased
 
 # Ids of a shard that 32 threads read at once, 8 each.
@@ -51,9 +51,10 @@ def split_units(words):
 
 @triton.jit
 def shift_words(low, high, shift):
-    """Return 32 bits of two words that lie behind one another, from bit `shift` on."""
-    pair = (high.to(tl.uint32, bitcast=True).to(tl.uint64) << 32) | low.to(tl.uint32, bitcast=True).to(tl.uint64)
-    return (pair >> shift.to(tl.uint64)).to(tl.uint32).to(tl.int32, bitcast=True)
+    """Return 32 bits of two words that lie behind one another, from bit `shift`, below 32, on."""
+    # In two steps, as 32 bits are too many for one; the compiler knows it for a funnel shift: one instruction a word.
+    upper = (high.to(tl.uint32, bitcast=True) << 1) << (shift ^ 31)
+    return (upper + (low.to(tl.uint32, bitcast=True) >> shift)).to(tl.int32, bitcast=True)
 
 
 @triton.jit
@@ -94,7 +95,7 @@ def load_words(
         word0, word1, word2 = tl.where(one, word1, word0), tl.where(one, word2, word1), tl.where(one, word3, word2)
         word3, word4 = tl.where(one, word4, word3), tl.where(one, word5, word4)
         if BITS < 32:
-            shift = (skew & 3) * 8
+            shift = ((skew & 3) * 8).to(tl.uint32)
             word0, word1 = shift_words(word0, word1, shift), shift_words(word1, word2, shift)
             word2, word3 = shift_words(word2, word3, shift), shift_words(word3, word4, shift)
     values = tl.join(tl.join(word0, word2), tl.join(word1, word3))
@@ -214,22 +215,6 @@ def lowest_marked(marked, SHARD: tl.constexpr):
     groups = tl.arange(0, marked.shape[1]).to(tl.int64) * 8
     part = (bit >> 3).to(tl.int64) * min(SHARD, PART)
     return shards[:, None] + groups[None, :] + part + (bit & 7)
-
-
-@triton.jit
-def greedy_shards(values, first, IS_PROBS: tl.constexpr, SHARD: tl.constexpr):
-    """Return maxima, 1.0 (0.0 without mass, NaN if invalid) and lowest ids of the maxima of the shards of a tile."""
-    healthy = values < float("inf")
-    if IS_PROBS:
-        healthy = healthy & (values >= 0.0)
-    invalid = tl.max((marks(~healthy) != 0).to(tl.int32), axis=1) > 0
-    # What the maximum makes of a NaN does not matter: the shard is invalid.
-    maxima = max_shards(values)
-    marked = marks(values == maxima[None, :, None])
-    ids = tl.where(marked != 0, (first + lowest_marked(marked, SHARD)).to(tl.int32), NO_ID)
-    has_mass = maxima > lowest(IS_PROBS)
-    sums = tl.where(invalid, float("nan"), tl.where(has_mass, 1.0, 0.0)).to(tl.float64)
-    return tl.where(has_mass & ~invalid, maxima, float("-inf")), sums, tl.min(ids, axis=1)
 
 
 @triton.jit
