@@ -82,10 +82,10 @@ def split_pairs(values):
 @triton.jit
 def sum_tile(
     row, first, low, high, row_max, temperature, by_count, IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr,
-    MASKED: tl.constexpr, WIDE: tl.constexpr, SHARDS: tl.constexpr, SHARD: tl.constexpr,
+    MASKED: tl.constexpr, WIDE: tl.constexpr, SHARDS: tl.constexpr, SHARD: tl.constexpr, SKEW: tl.constexpr,
 ):  # fmt: skip
     """Return what the values >= low and those >= high of a tile add up to, by threads: each holds 8 neighbours."""
-    values = load_tile(row, first, IS_PROBS, ALIGNED, MASKED, SHARDS, SHARD)
+    values = load_tile(row, first, IS_PROBS, ALIGNED, MASKED, SHARDS, SHARD, SKEW)
     from_low = tl.zeros((values.shape[0], SHARDS, values.shape[2] // 8), tl.float64 if WIDE else tl.float32)
     from_high = from_low
     halves = split_pairs(values)
@@ -123,19 +123,23 @@ def sweep(
         first = row[1] - row[1] % TILE
         from_low = tl.zeros((SHARDS, PART // 8), tl.float64)
         from_high = tl.zeros((SHARDS, PART // 8), tl.float64)
-        for tile in range(0, first, TILE):
-            from_tile, from_tile_high = sum_tile(
-                row, zero + tile, low, high, row_max, temperature, by_count,
-                IS_PROBS, ALIGNED, False, WIDE, SHARDS, SIZE,
-            )  # fmt: skip
-            from_low += from_tile
-            from_high += from_tile_high
+        # A loop for each place in 8 bytes where a row may start: none of them has to choose words and shifts by it.
+        skew = zero if ALIGNED else row[0].to(tl.int64) & 7
+        for SKEW in tl.static_range(0, 1 if ALIGNED else 8, row[0].dtype.element_ty.primitive_bitwidth // 8):
+            if skew == SKEW:
+                for tile in range(0, first, TILE):
+                    from_tile, from_tile_high = sum_tile(
+                        row, zero + tile, low, high, row_max, temperature, by_count,
+                        IS_PROBS, ALIGNED, False, WIDE, SHARDS, SIZE, SKEW,
+                    )  # fmt: skip
+                    from_low += from_tile
+                    from_high += from_tile_high
         low_sum = tl.sum(tl.sum(from_low, axis=1), axis=0)
         high_sum = tl.sum(tl.sum(from_high, axis=1), axis=0)
     for tile in range(first, row[1], TILE_SHARDS * PART):
         from_tile, from_tile_high = sum_tile(
             row, zero + tile, low, high, row_max, temperature, by_count,
-            IS_PROBS, ALIGNED, True, WIDE, TILE_SHARDS, PART,
+            IS_PROBS, ALIGNED, True, WIDE, TILE_SHARDS, PART, None,
         )  # fmt: skip
         more += from_tile
         fewer += from_tile_high

@@ -60,11 +60,12 @@ def shift_words(low, high, shift):
 @triton.jit
 def load_words(
     row_ptr, first, limit, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
-    SHARDS: tl.constexpr, SHARD: tl.constexpr, WIDTH: tl.constexpr,
+    SHARDS: tl.constexpr, SHARD: tl.constexpr, WIDTH: tl.constexpr, SKEW: tl.constexpr,
 ):  # fmt: skip
     """Return the float32 values of a tile, read by the aligned 128-bit words that hold them.
 
     MASKED loads no word that holds nothing of the row; what lies past its end in the last one is loaded with it.
+    SKEW: bytes by which the row starts behind a multiple of 8, None where they are not known while compiling.
     """
     BITS: tl.constexpr = row_ptr.dtype.element_ty.primitive_bitwidth
     # Values in a 32-bit word, the unit that is shifted.
@@ -72,9 +73,9 @@ def load_words(
     words_ptr = (row_ptr + first).to(tl.pointer_type(tl.int32), bitcast=True)
     skew = first & 0
     if not ALIGNED:
-        address = (row_ptr + first).to(tl.int64)
-        skew = address & 15
-        words_ptr = (address - skew).to(tl.pointer_type(tl.int32))
+        # That of the row, as a tile starts at a multiple of 16 bytes behind it: the same one in every trip.
+        skew = row_ptr.to(tl.int64) & 15
+        words_ptr = (row_ptr.to(tl.int64) - skew + first * (BITS // 8)).to(tl.pointer_type(tl.int32))
     words = tile_offsets(SHARDS, SHARD // VALUES, WIDTH // VALUES)
     # A unit, of 16 bytes, is read if it begins before the end of the row.
     last = ((limit * (BITS // 8) + skew + 15) // 16).to(tl.int32)
@@ -89,13 +90,23 @@ def load_words(
         word4, word5, word6, word7 = split_units(far)
         # By two words, by one word, by bytes.
         two = (skew & 8) > 0
-        word0, word1, word2 = tl.where(two, word2, word0), tl.where(two, word3, word1), tl.where(two, word4, word2)
-        word3, word4, word5 = tl.where(two, word5, word3), tl.where(two, word6, word4), tl.where(two, word7, word5)
-        one = (skew & 4) > 0
-        word0, word1, word2 = tl.where(one, word1, word0), tl.where(one, word2, word1), tl.where(one, word3, word2)
-        word3, word4 = tl.where(one, word4, word3), tl.where(one, word5, word4)
+        if SKEW is None:
+            word0, word1, word2 = tl.where(two, word2, word0), tl.where(two, word3, word1), tl.where(two, word4, word2)
+            word3, word4, word5 = tl.where(two, word5, word3), tl.where(two, word6, word4), tl.where(two, word7, word5)
+            one = (skew & 4) > 0
+            word0, word1, word2 = tl.where(one, word1, word0), tl.where(one, word2, word1), tl.where(one, word3, word2)
+            word3, word4 = tl.where(one, word4, word3), tl.where(one, word5, word4)
+        elif SKEW < 4:
+            word0, word1, word2 = tl.where(two, word2, word0), tl.where(two, word3, word1), tl.where(two, word4, word2)
+            word3, word4 = tl.where(two, word5, word3), tl.where(two, word6, word4)
+        else:
+            word0, word1, word2 = tl.where(two, word3, word1), tl.where(two, word4, word2), tl.where(two, word5, word3)
+            word3, word4 = tl.where(two, word6, word4), tl.where(two, word7, word5)
         if BITS < 32:
-            shift = ((skew & 3) * 8).to(tl.uint32)
+            # Computed from the tile's address, so in every trip: only beside the shift it is known to be below 32.
+            shift = (((row_ptr + first).to(tl.int64) & 3) * 8).to(tl.uint32)
+            if SKEW is not None:
+                shift = tl.full((), SKEW % 4 * 8, tl.uint32)
             word0, word1 = shift_words(word0, word1, shift), shift_words(word1, word2, shift)
             word2, word3 = shift_words(word2, word3, shift), shift_words(word3, word4, shift)
     values = tl.join(tl.join(word0, word2), tl.join(word1, word3))
@@ -149,7 +160,7 @@ def load_sample(row, IS_PROBS: tl.constexpr, SAMPLE: tl.constexpr):
 @triton.jit
 def load_tile(
     row, first, IS_PROBS: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
-    SHARDS: tl.constexpr, SHARD: tl.constexpr,
+    SHARDS: tl.constexpr, SHARD: tl.constexpr, SKEW: tl.constexpr = None,
 ):  # fmt: skip
     """Return the float32 values of the tile that starts at id `first`; ids past the row, where MASKED, have no mass."""
     row_ptr = row[0]
@@ -157,7 +168,7 @@ def load_tile(
     WIDTH: tl.constexpr = min(SHARD, 4096 // row_ptr.dtype.element_ty.primitive_bitwidth)
     # What is left of the row, or at least a tile.
     limit = tl.minimum(row[1] - first, SHARDS * SHARD)
-    values = load_words(row_ptr, first, limit, ALIGNED, MASKED, SHARDS, SHARD, WIDTH)
+    values = load_words(row_ptr, first, limit, ALIGNED, MASKED, SHARDS, SHARD, WIDTH, SKEW)
     if min(SHARD, PART) > WIDTH:
         halves = tl.reshape(values, (SHARD // PART, 2, SHARDS, WIDTH))
         values = tl.reshape(tl.permute(halves, (0, 2, 1, 3)), (SHARD // PART, SHARDS, PART))
