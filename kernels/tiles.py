@@ -73,8 +73,9 @@ def load_words(
     words_ptr = (row_ptr + first).to(tl.pointer_type(tl.int32), bitcast=True)
     skew = first & 0
     if not ALIGNED:
-        # That of the row, as a tile starts at a multiple of 16 bytes behind it: the same one in every trip.
-        skew = row_ptr.to(tl.int64) & 15
+        # That of the row is that of its tiles. Where it takes many registers, it is computed again in every trip.
+        KEEPS: tl.constexpr = BITS == 32 or SKEW is not None
+        skew = (row_ptr if KEEPS else row_ptr + first).to(tl.int64) & 15
         words_ptr = (row_ptr.to(tl.int64) - skew + first * (BITS // 8)).to(tl.pointer_type(tl.int32))
     words = tile_offsets(SHARDS, SHARD // VALUES, WIDTH // VALUES)
     # A unit, of 16 bytes, is read if it begins before the end of the row.
@@ -103,8 +104,7 @@ def load_words(
             word0, word1, word2 = tl.where(two, word3, word1), tl.where(two, word4, word2), tl.where(two, word5, word3)
             word3, word4 = tl.where(two, word6, word4), tl.where(two, word7, word5)
         if BITS < 32:
-            # Computed from the tile's address, so in every trip: only beside the shift it is known to be below 32.
-            shift = (((row_ptr + first).to(tl.int64) & 3) * 8).to(tl.uint32)
+            shift = ((skew & 3) * 8).to(tl.uint32)
             if SKEW is not None:
                 shift = tl.full((), SKEW % 4 * 8, tl.uint32)
             word0, word1 = shift_words(word0, word1, shift), shift_words(word1, word2, shift)
@@ -141,8 +141,9 @@ def adjusted_groups(groups, order, first, count, row, IS_PROBS: tl.constexpr):
         groups = biased_groups(groups, order, first, count, row, IS_PROBS)
     if len(row[3]) > 2:
         _, offset, allowed_ptr = row[3]
-        ids = first + order.to(tl.int64) * 8
-        words = tl.load(allowed_ptr + (offset + ids // 32), mask=ids < row[1], other=0) >> (ids % 32).to(tl.int32)
+        # A tile starts at a multiple of 32 ids, so that the words of its groups need no 64 bits.
+        inside = order < ((row[1] - first + 7) // 8).to(tl.int32)
+        words = tl.load(allowed_ptr + (offset + first // 32) + (order >> 2), mask=inside, other=0) >> ((order & 3) << 3)
         bits = (words[:, :, :, None] >> tl.arange(0, 8)[None, None, None, :]) & 1
         groups = tl.where(bits == 1, groups, lowest(IS_PROBS))
     return groups
