@@ -24,12 +24,7 @@ VOCAB = 128_256
 ODD_VOCAB = 128_257
 STREAMING = ("row_statistics", "filter_candidates", "filter_thresholds", "residual_mass")
 MAX_INSTRUCTIONS = 12.0
-"""Instructions a logit of bfloat16: an H200 that reads 4.3 TB/s has issue slots for about 14."""
-MAX_AMD_INSTRUCTIONS = (13.5, 15.5)
-"""The same on gfx942, and of its loops over greedy rows: its comparisons take an instruction more to become a number.
-An MI300X that reads 5.3 TB/s has issue slots for 15."""
-MAX_SPILLS = {"filter_candidates_fp32_128256_adjusted": 16, "residual_mass_fp32_128257": 8}
-"""Bytes that a kernel keeps in memory where that is not 0: on sm_90, so that a fourth program fits, and on sm_80."""
+"""Instructions a logit of bfloat16: an H200 that reads 4.3 TB/s has issue slots for 14, an MI300X at 5.3 for 15."""
 MAX_SPECIAL = 1.1
 """Special-function operations a logit."""
 MAX_BARRIERS = 3

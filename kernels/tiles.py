@@ -58,6 +58,34 @@ def shift_words(low, high, shift):
 
 
 @triton.jit
+def shift_units(units, following, skew, SKEW: tl.constexpr, HALVES: tl.constexpr):
+    """Return the 4 words from byte `skew` on of units and of those that follow them; HALVES: it may be in a word."""
+    word0, word1, word2, word3 = units
+    word4, word5, word6, word7 = following
+    # By two words, by one word, by bytes.
+    two = (skew & 8) > 0
+    if SKEW is None:
+        word0, word1, word2 = tl.where(two, word2, word0), tl.where(two, word3, word1), tl.where(two, word4, word2)
+        word3, word4, word5 = tl.where(two, word5, word3), tl.where(two, word6, word4), tl.where(two, word7, word5)
+        one = (skew & 4) > 0
+        word0, word1, word2 = tl.where(one, word1, word0), tl.where(one, word2, word1), tl.where(one, word3, word2)
+        word3, word4 = tl.where(one, word4, word3), tl.where(one, word5, word4)
+    elif SKEW < 4:
+        word0, word1, word2 = tl.where(two, word2, word0), tl.where(two, word3, word1), tl.where(two, word4, word2)
+        word3, word4 = tl.where(two, word5, word3), tl.where(two, word6, word4)
+    else:
+        word0, word1, word2 = tl.where(two, word3, word1), tl.where(two, word4, word2), tl.where(two, word5, word3)
+        word3, word4 = tl.where(two, word6, word4), tl.where(two, word7, word5)
+    if HALVES:
+        shift = ((skew & 3) * 8).to(tl.uint32)
+        if SKEW is not None:
+            shift = tl.full((), SKEW % 4 * 8, tl.uint32)
+        word0, word1 = shift_words(word0, word1, shift), shift_words(word1, word2, shift)
+        word2, word3 = shift_words(word2, word3, shift), shift_words(word3, word4, shift)
+    return word0, word1, word2, word3
+
+
+@triton.jit
 def load_words(
     row_ptr, first, limit, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
     SHARDS: tl.constexpr, SHARD: tl.constexpr, WIDTH: tl.constexpr, SKEW: tl.constexpr,
@@ -88,27 +116,8 @@ def load_words(
         following = words + tl.where(skew > 0, 4, 0)
         far_ptrs = tl.multiple_of(words_ptr + following, (16, 16, 16))
         far = tl.load(far_ptrs, mask=(following // 4).to(tl.int32) < last, other=0) if MASKED else tl.load(far_ptrs)
-        word4, word5, word6, word7 = split_units(far)
-        # By two words, by one word, by bytes.
-        two = (skew & 8) > 0
-        if SKEW is None:
-            word0, word1, word2 = tl.where(two, word2, word0), tl.where(two, word3, word1), tl.where(two, word4, word2)
-            word3, word4, word5 = tl.where(two, word5, word3), tl.where(two, word6, word4), tl.where(two, word7, word5)
-            one = (skew & 4) > 0
-            word0, word1, word2 = tl.where(one, word1, word0), tl.where(one, word2, word1), tl.where(one, word3, word2)
-            word3, word4 = tl.where(one, word4, word3), tl.where(one, word5, word4)
-        elif SKEW < 4:
-            word0, word1, word2 = tl.where(two, word2, word0), tl.where(two, word3, word1), tl.where(two, word4, word2)
-            word3, word4 = tl.where(two, word5, word3), tl.where(two, word6, word4)
-        else:
-            word0, word1, word2 = tl.where(two, word3, word1), tl.where(two, word4, word2), tl.where(two, word5, word3)
-            word3, word4 = tl.where(two, word6, word4), tl.where(two, word7, word5)
-        if BITS < 32:
-            shift = ((skew & 3) * 8).to(tl.uint32)
-            if SKEW is not None:
-                shift = tl.full((), SKEW % 4 * 8, tl.uint32)
-            word0, word1 = shift_words(word0, word1, shift), shift_words(word1, word2, shift)
-            word2, word3 = shift_words(word2, word3, shift), shift_words(word3, word4, shift)
+        units = (word0, word1, word2, word3)
+        word0, word1, word2, word3 = shift_units(units, split_units(far), skew, SKEW, BITS < 32)
     values = tl.join(tl.join(word0, word2), tl.join(word1, word3))
     if BITS == 32:
         values = values.to(tl.float32, bitcast=True)

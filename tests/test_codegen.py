@@ -39,7 +39,7 @@ def names_for(target: str) -> list[str]:
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_generated_code_is_within_its_limits(target: str, tmp_path: Path) -> None:
     entries = {entry.name: entry for entry in [*codegen.KERNELS, *codegen.ADJUSTED]}
-    codes = {code["name"]: code | {"target": target} for code in compile_kernels(target, names_for(target), tmp_path)}
+    codes = {code["name"]: code for code in compile_kernels(target, names_for(target), tmp_path)}
     assert codes.pop("narrow_offset")["narrow_products"], "the check does not see the fault it is there for"
     assert list(codes) == names_for(target)
     failures = [f"{name}: {failure}" for name, code in codes.items() for failure in beyond_limits(entries[name], code)]
@@ -49,7 +49,7 @@ def test_the_generated_code_is_within_its_limits(target: str, tmp_path: Path) ->
 def beyond_limits(entry: Any, code: dict[str, Any]) -> list[str]:
     """Return in words which limits a kernel does not keep."""
     failures = [f"a 32-bit product reaches an address: {product}" for product in code["narrow_products"]]
-    if code["spill_bytes"] > codegen.MAX_SPILLS.get(entry.name, 0):
+    if code["spill_bytes"]:
         failures.append(f"{code['spill_bytes']} bytes are spilled by {code['spill_instructions']} instructions")
     if not entry.elements:
         return failures
@@ -63,12 +63,10 @@ def beyond_loop_limits(entry: Any, code: dict[str, Any], loop: dict[str, Any]) -
     size = 32 if "fp32" in entry.name else 16
     # What is gathered, single values of candidates, comes by the width of a logit.
     widths = {int(width): count for width, count in loop["load_widths"].items() if int(width) != size}
-    if set(widths) != {128} or widths[128] * 128 < size / share:
+    # Of the words behind an unaligned tile half may do, which are loaded beside the tile itself.
+    if not set(widths) <= {64, 128} or widths.get(128, 0) * 128 < size / share:
         failures.append(f"rows are not read by 128 bits: {loop['load_widths']}")
-    most = codegen.MAX_INSTRUCTIONS
-    if code["target"] == "gfx942":
-        most = codegen.MAX_AMD_INSTRUCTIONS[0 if loop["special"] else 1]
-    most *= size / 16
+    most = codegen.MAX_INSTRUCTIONS * size / 16
     if loop["instructions"] * share > most:
         failures.append(f"{loop['instructions'] * share:.1f} instructions a logit, more than {most}")
     if loop["special"] * share > codegen.MAX_SPECIAL:
