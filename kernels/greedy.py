@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 
 from .blocks import NO_ID, lowest
-from .tiles import PART
 
 
 @triton.jit
@@ -33,18 +32,26 @@ def split_parts(values):
 
 
 @triton.jit
-def greedy_shards(values, first, IS_PROBS: tl.constexpr, SHARD: tl.constexpr):
-    """Return maxima, 1.0 (0.0 without mass, NaN if invalid) and lowest ids of the maxima of the shards of a tile."""
-    PARTS: tl.constexpr = values.shape[0]
+def greedy_shards(values, first, IS_PROBS: tl.constexpr, SHARD: tl.constexpr, GROUP: tl.constexpr):
+    """Return maxima, 1.0 (0.0 without mass, NaN if invalid) and lowest ids of the maxima of the shards of a tile.
+
+    GROUP: neighbours that a thread holds, 8 or 4.
+    """
     SHARDS: tl.constexpr = values.shape[1]
-    GROUPS: tl.constexpr = values.shape[2] // 8
-    values = tl.reshape(values, (PARTS, SHARDS, GROUPS, 8))
+    WIDTH: tl.constexpr = min(values.shape[2], 32 * GROUP)
+    SPLITS: tl.constexpr = values.shape[2] // WIDTH
+    PARTS: tl.constexpr = SPLITS * values.shape[0]
+    GROUPS: tl.constexpr = WIDTH // GROUP
+    values = tl.permute(tl.reshape(values, (values.shape[0], SHARDS, SPLITS, WIDTH)), (0, 2, 1, 3))
+    values = tl.reshape(values, (PARTS, SHARDS, GROUPS, GROUP))
     # Two comparisons that are joined become one instruction, and none of them becomes a number.
-    wrong = either(either(either(~(values >= 0.0) if IS_PROBS else values != values)))
+    wrong = either(either(~(values >= 0.0) if IS_PROBS else values != values))
+    if GROUP == 8:
+        wrong = either(wrong)
     # Whatever the maximum makes of a NaN: its group counts as infinite, which is invalid as well.
     best = tl.where(wrong, float("inf"), tl.max(values, axis=3, keep_dims=True))
     part = tl.arange(0, PARTS)[:, None, None, None] + tl.zeros(best.shape, tl.int32)
-    for _ in tl.static_range(PARTS // 2):
+    for _ in tl.static_range((PARTS > 1) + (PARTS > 2) + (PARTS > 4)):
         best_even, best_odd = split_parts(best)
         part_even, part_odd = split_parts(part)
         values_even, values_odd = split_parts(values)
@@ -54,9 +61,9 @@ def greedy_shards(values, first, IS_PROBS: tl.constexpr, SHARD: tl.constexpr):
         values = tl.where(later, values_odd, values_even)
     maxima = tl.max(tl.max(tl.max(best, axis=3), axis=0), axis=1)
     here = values == maxima[None, :, None, None]
-    place = tl.min(tl.where(here, tl.arange(0, 8)[None, None, None, :], NO_ID), axis=3, keep_dims=True)
-    offsets = tl.arange(0, SHARDS)[None, :, None, None] * SHARD + tl.arange(0, GROUPS)[None, None, :, None] * 8
-    ids = tl.where(place < 8, first.to(tl.int32) + offsets + part * PART + place, NO_ID)
+    place = tl.min(tl.where(here, tl.arange(0, GROUP)[None, None, None, :], NO_ID), axis=3, keep_dims=True)
+    offsets = tl.arange(0, SHARDS)[None, :, None, None] * SHARD + tl.arange(0, GROUPS)[None, None, :, None] * GROUP
+    ids = tl.where(place < GROUP, first.to(tl.int32) + offsets + part * WIDTH + place, NO_ID)
     has_mass = maxima > lowest(IS_PROBS)
     usable = maxima < float("inf")
     sums = tl.where(usable, tl.where(has_mass, 1.0, 0.0), float("nan")).to(tl.float64)

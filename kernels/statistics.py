@@ -49,7 +49,7 @@ def write_greedy_tile(
     """Write maximum, arg-max and health of one tile of a greedy row; no exponential."""
     first = first_shard * SHARD
     values = load_tile(row, first, IS_PROBS, ALIGNED, MASKED, SHARDS, SHARD)
-    maxima, sums, ids = greedy_shards(values, first, IS_PROBS, SHARD)
+    maxima, sums, ids = greedy_shards(values, first, IS_PROBS, SHARD, 128 // row[0].dtype.element_ty.primitive_bitwidth)
     store_shards(shard_max_ptr, entry, first_shard, num_shards, maxima)
     store_shards(shard_sum_ptr, entry, first_shard, num_shards, sums)
     store_shards(shard_argmax_ptr, entry, first_shard, num_shards, ids)

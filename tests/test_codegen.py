@@ -31,6 +31,8 @@ def names_for(target: str) -> list[str]:
     if EVERYTHING:
         return [entry.name for entry in entries]
     few = [f"{name}_{dtype}_128256" for name in ("row_statistics", "residual_mass") for dtype in ("bf16", "fp32")]
+    if target == "gfx942":
+        few += [f"{name}_bf16_128257" for name in codegen.STREAMING]
     if target == "sm_90":
         few += [entry.name for entry in entries if "bf16" in entry.name and "_padded" not in entry.name]
     return [entry.name for entry in entries if entry.name in few]
