@@ -47,8 +47,8 @@ NUM_WARPS = 4
 """Warps of a program that streams rows."""
 WIDE_WARPS = 8
 """Warps of a program that merges, scans or sorts out what the others left."""
-MAX_SHARDS = 1024
-"""Shards whose sums one program merges at once."""
+MAX_SHARDS = 8192
+"""Shards whose sums one program merges at once; from a few thousand on it keeps some of them in memory."""
 
 ENOUGH_PROGRAMS = 1056
 """Programs that keep a large GPU busy: eight on each of 132 multiprocessors."""

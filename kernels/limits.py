@@ -19,6 +19,10 @@ from .rows import row_at, rows_of
 from .selection import key_value, ordered_key
 
 
+# Shards of a row that are to have a candidate.
+MOST_SHARDS = tl.constexpr(256)
+
+
 @triton.jit
 def load_top_k(pointer, stride, sequence):
     """Return the top-k of a sequence as int32; 0 is off."""
@@ -48,8 +52,8 @@ def candidate_bound(maxima, parameters, IS_PROBS: tl.constexpr, FITS: tl.constex
         finite = maxima > float("-inf")
         keys = tl.where(finite, ordered_key(maxima), -0x7FFFFFFF)
         shards = tl.sum(finite.to(tl.int32), axis=0)
-        # The lowest few maxima may be those of shards that hold little else.
-        wanted = shards - shards // 32
+        # The lowest few maxima may be those of shards that hold little else, and many shards overfill the list.
+        wanted = tl.minimum(shards - shards // 32, MOST_SHARDS)
         wanted = tl.where((top_k > 0) & (top_k < wanted), top_k, wanted)
         high = tl.max(keys, axis=0).to(tl.int64)
         low = tl.min(tl.where(finite, keys, 0x7FFFFFFF), axis=0).to(tl.int64)

@@ -93,9 +93,9 @@ def test_nothing_of_the_size_of_the_vocabulary_is_allocated(monkeypatch: pytest.
 
 
 def test_a_vocabulary_with_too_many_shards_is_refused() -> None:
-    assert contract.num_shards(1024 * 1024, 1024 * 1024) == 1024
-    with pytest.raises(ValueError, match="vocab: expected at most 1048576 on the Triton backend, got 1048577"):
-        contract.num_shards(1024 * 1024 + 1, 1024 * 1024 + 1)
+    assert contract.num_shards(8192 * 1024, 8192 * 1024) == 8192
+    with pytest.raises(ValueError, match="vocab: expected at most 8388608 on the Triton backend, got 8388609"):
+        contract.num_shards(8192 * 1024 + 1, 8192 * 1024 + 1)
 
 
 def test_the_contract_holds_the_numbers_of_the_library() -> None:

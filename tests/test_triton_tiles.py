@@ -9,7 +9,8 @@ import torch
 
 from specker.status import Status
 
-from .triton_rounds import needs_interpreter, poison_memory
+from . import differential
+from .triton_rounds import needs_interpreter, plain_call, poison_memory
 
 rounds = pytest.importorskip("specker.kernels.rounds")
 # The interpreter takes the maximum of invalid rows in numpy, which says so.
@@ -93,3 +94,12 @@ def test_invalid_entries_are_found_wherever_they_are(bits: int) -> None:
         assert token[:-1].tolist() == [-1] * len(ids)
         assert status.tolist() == [int(Status.TARGET_INVALID)] * len(ids) + [0]
         assert int(token[-1]) == int(rows[-1].argmax())
+
+
+@pytest.mark.slow
+def test_more_than_a_million_ids_agree_with_the_reference() -> None:
+    generator = torch.Generator().manual_seed(1)
+    target = (torch.randn(1, 2, 1024 * 1024 + 5000, generator=generator) * 3).to(torch.bfloat16)
+    draft = (target[:, :1].float() + torch.randn(target[:, :1].shape, generator=generator)).to(torch.bfloat16)
+    call = plain_call(target, draft, draft.argmax(-1), top_k=torch.tensor([300]), top_p=torch.tensor([0.9]))
+    assert differential.assert_agrees("triton", call) == 0
