@@ -18,7 +18,6 @@ from .emission import round_up
 from .rows import row_at, rows_of
 from .selection import key_value, ordered_key
 
-
 # Shards of a row that are to have a candidate.
 MOST_SHARDS = tl.constexpr(256)
 
