@@ -52,7 +52,7 @@ def collect(
 ):  # fmt: skip
     """List the values in low..high, `high` itself not, in place of what was listed before; return how many they are."""
     REST: tl.constexpr = contract.TILE_SHARDS
-    PART: tl.constexpr = min(SHARD, 256)
+    PART: tl.constexpr = SHARD if SHARD < 256 else 256
     first = row[1] & 0
     zero = first.to(tl.int64)
     tl.debug_barrier()

@@ -38,7 +38,7 @@ def greedy_shards(values, first, IS_PROBS: tl.constexpr, SHARD: tl.constexpr, GR
     GROUP: neighbours that a thread holds, 8 or 4.
     """
     SHARDS: tl.constexpr = values.shape[1]
-    WIDTH: tl.constexpr = min(values.shape[2], 32 * GROUP)
+    WIDTH: tl.constexpr = 32 * GROUP if values.shape[2] > 32 * GROUP else values.shape[2]
     SPLITS: tl.constexpr = values.shape[2] // WIDTH
     PARTS: tl.constexpr = SPLITS * values.shape[0]
     GROUPS: tl.constexpr = WIDTH // GROUP

@@ -107,7 +107,7 @@ def sweep(
     WIDE: tl.constexpr, SHARD: tl.constexpr,
 ):  # fmt: skip
     """Read a row once; return the amount of its values >= low and of those >= high, in float64."""
-    PART: tl.constexpr = min(SHARD, 256)
+    PART: tl.constexpr = SHARD if SHARD < 256 else 256
     more = tl.zeros((TILE_SHARDS, PART // 8), tl.float64)
     fewer = tl.zeros((TILE_SHARDS, PART // 8), tl.float64)
     low_sum = tl.sum(tl.sum(more, axis=1), axis=0)

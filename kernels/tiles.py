@@ -36,7 +36,7 @@ def tile_offsets(SHARDS: tl.constexpr, SHARD: tl.constexpr, WIDTH: tl.constexpr)
 @triton.jit
 def tile_ids(first, SHARDS: tl.constexpr, SHARD: tl.constexpr):
     """Return the int32 ids of a tile in the shape of its values."""
-    return (first + tile_offsets(SHARDS, SHARD, min(SHARD, PART))).to(tl.int32)
+    return (first + tile_offsets(SHARDS, SHARD, (SHARD if SHARD < PART else PART))).to(tl.int32)
 
 
 @triton.jit
@@ -175,15 +175,16 @@ def load_tile(
     """Return the float32 values of the tile that starts at id `first`; ids past the row, where MASKED, have no mass."""
     row_ptr = row[0]
     # As many ids as 32 threads read by 128 bits each.
-    WIDTH: tl.constexpr = min(SHARD, 4096 // row_ptr.dtype.element_ty.primitive_bitwidth)
+    READ: tl.constexpr = 4096 // row_ptr.dtype.element_ty.primitive_bitwidth
+    WIDTH: tl.constexpr = SHARD if SHARD < READ else READ
     # What is left of the row, or at least a tile.
     limit = tl.minimum(row[1] - first, SHARDS * SHARD)
     values = load_words(row_ptr, first, limit, ALIGNED, MASKED, SHARDS, SHARD, WIDTH, SKEW)
-    if min(SHARD, PART) > WIDTH:
+    if (SHARD if SHARD < PART else PART) > WIDTH:
         halves = tl.reshape(values, (SHARD // PART, 2, SHARDS, WIDTH))
         values = tl.reshape(tl.permute(halves, (0, 2, 1, 3)), (SHARD // PART, SHARDS, PART))
     if MASKED:
-        offsets = tile_offsets(SHARDS, SHARD, min(SHARD, PART)).to(tl.int32)
+        offsets = tile_offsets(SHARDS, SHARD, (SHARD if SHARD < PART else PART)).to(tl.int32)
         values = tl.where(offsets < limit.to(tl.int32), values, lowest(IS_PROBS))
     if len(row[2]) > 2 or len(row[3]) > 2:
         # A thread holds 8 neighbours.
@@ -234,7 +235,7 @@ def lowest_marked(marked, SHARD: tl.constexpr):
     bit = (single.to(tl.int32, bitcast=True) >> 23) - 127
     shards = tl.arange(0, marked.shape[0]).to(tl.int64) * SHARD
     groups = tl.arange(0, marked.shape[1]).to(tl.int64) * 8
-    part = (bit >> 3).to(tl.int64) * min(SHARD, PART)
+    part = (bit >> 3).to(tl.int64) * (SHARD if SHARD < PART else PART)
     return shards[:, None] + groups[None, :] + part + (bit & 7)
 
 
