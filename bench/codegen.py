@@ -127,7 +127,7 @@ def bound(code: Any, entry: Kernel) -> str:
 
 
 def table(target: str, entries: list[Kernel]) -> Table:
-    """Return the table of one GPU, compiling what no cache holds."""
+    """Return the table of one GPU, compiling what no cache holds: a number for each loop over whole tiles."""
     from . import gpu_code
 
     result = Table(title=f"{target}, a logit", title_justify="left")
@@ -137,16 +137,17 @@ def table(target: str, entries: list[Kernel]) -> Table:
         code = gpu_code.inspect_kernel(
             entry.function, entry.signature, entry.constexprs, entry.divisible, entry.options, target
         )
-        loop = code.main_loop() if entry.elements else None
+        loops = code.tile_loops() if entry.elements else []
         share = code.threads / entry.elements if entry.elements else 0.0
+        widths = [f"{count}x{width}" for loop in loops[:1] for width, count in sorted(loop.load_widths.items())]
         result.add_row(
             entry.name,
             str(code.registers),
             str(code.shared),
-            f"{loop.instructions * share:.1f}" if loop else "-",
-            f"{loop.special * share:.2f}" if loop else "-",
-            " ".join(f"{count}x{width}" for width, count in sorted(loop.load_widths.items())) if loop else "-",
-            str(loop.barriers) if loop else "-",
+            " ".join(f"{loop.instructions * share:.1f}" for loop in loops) or "-",
+            " ".join(f"{loop.special * share:.1f}" for loop in loops) or "-",
+            " ".join(widths) or "-",
+            " ".join(str(loop.barriers) for loop in loops) or "-",
             str(code.spill_bytes),
             bound(code, entry),
         )
@@ -160,7 +161,7 @@ def main(
     """Print the table of every kernel for the GPUs asked for."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise typer.BadParameter("TRITON_INTERPRET: expected it unset, the interpreter compiles nothing")
-    console = Console(width=160)
+    console = Console(width=200)
     chosen = [entry for entry in [*KERNELS, *ADJUSTED] if name in entry.name]
     for each in target or ["sm_80", "sm_90", "sm_100", "gfx942"]:
         console.print(table(each, chosen))

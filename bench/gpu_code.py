@@ -66,6 +66,11 @@ class Code(NamedTuple):
     threads: int
     """Threads of one program."""
 
+    def tile_loops(self) -> list[Loop]:
+        """Return the loops over whole tiles, not those over the rest of a row, which read half as much in a trip."""
+        most = max((loop.bits for loop in self.loops), default=0)
+        return [loop for loop in self.loops if loop.bits * 3 >= most * 2]
+
     def main_loop(self) -> Loop | None:
         """Return the loop that loads most by 128 bits, of several the one with exponentials: that over whole tiles."""
         return max(self.loops, key=lambda loop: (loop.load_widths.get(128, 0), loop.special), default=None)

@@ -34,10 +34,7 @@ def main(target: str, names: list[str]) -> None:
         code = gpu_code.inspect_kernel(
             entry.function, entry.signature, entry.constexprs, entry.divisible, entry.options, target
         )
-        # The loops over whole tiles, not those over the rest of a row, which read half as much or less in a trip.
-        most = max((loop.bits for loop in code.loops), default=0)
-        loops = [loop._asdict() for loop in code.loops if loop.bits * 3 >= most * 2]
-        told = code._asdict() | {"name": entry.name, "loops": loops}
+        told = code._asdict() | {"name": entry.name, "loops": [loop._asdict() for loop in code.tile_loops()]}
         sys.stdout.write(json.dumps(told) + "\n")
 
 
