@@ -1,7 +1,7 @@
 """Device functions that find the arg-max of the shards of a tile (parts, shards, ids), ties to the lowest id.
 
-A thread holds 8 neighbours of every part of a shard. They are never all compared with the maximum: groups of 8 are
-compared by their maxima, and the 8 values of the group that wins are kept.
+A thread holds a group of neighbours, 8 or 4, of every part of a shard. They are never all compared with the maximum.
+The groups are compared by their maxima, and the values of the one that wins are kept.
 """
 
 # ruff: noqa: ANN001, ANN201 (device functions take and return Triton values, which have no Python types)
