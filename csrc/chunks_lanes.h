@@ -54,7 +54,7 @@ struct Float16Source {
   SPECKER_INLINE Pair widen(const Words* loaded) { return {floats_of(loaded[0]), floats_of(loaded[1])}; }
 };
 
-// The lines that `half` of a bundle is in.
+// As many bytes as `half` of a bundle has: both halves ask for all of it.
 template <class Element>
 SPECKER_INLINE void fetch_bundle_ahead(const Element* bundle, int64_t half) {
   constexpr int64_t BYTES = 2 * SPECKER_LANES * sizeof(Element);

@@ -27,6 +27,18 @@ static inline int64_t ceil_div(int64_t count, int64_t size) { return (count + si
 static inline int64_t num_shards(int64_t vocab) { return ceil_div(vocab, SHARD); }
 static inline int64_t num_blocks(int64_t vocab) { return ceil_div(vocab, BLOCK); }
 
+// How far ahead of the entries being read memory is asked for, into the second cache: the hardware, which fetches what
+// is read in order, stops at the end of a page. Costs nothing that shows where rows lie in a cache.
+constexpr int64_t FETCHED_AHEAD = 6144, CACHE_LINE = 64;
+
+SPECKER_INLINE void fetch_ahead(const void* begin, int64_t bytes) {
+  // An address and no pointer: it may lie behind the tensor.
+  const uintptr_t first = reinterpret_cast<uintptr_t>(begin) + FETCHED_AHEAD;
+  for (int64_t offset = 0; offset < bytes; offset += CACHE_LINE) {
+    __builtin_prefetch(reinterpret_cast<const void*>(first + static_cast<uintptr_t>(offset)), 0, 2);
+  }
+}
+
 static inline int64_t width_of(DType dtype) { return dtype == DType::FLOAT32 ? 4 : 2; }
 
 static inline Row row_at(const Rows& rows, int64_t vocab, int64_t sequence, int64_t index,
@@ -209,18 +221,6 @@ static Measure load_and_measure(const Row& row, int64_t begin, int64_t end, floa
                         [=](int64_t index) { return buffer[index] = widen_float16(source[index]); });
 }
 
-// How far ahead of the entries being read memory is asked for, into the second cache: the hardware, which fetches what
-// is read in order, stops at the end of a page. Costs nothing that shows where rows lie in a cache.
-constexpr int64_t FETCHED_AHEAD = 6144, CACHE_LINE = 64;
-
-SPECKER_INLINE void fetch_ahead(const void* begin, int64_t bytes) {
-  // An address and no pointer: it may lie behind the tensor.
-  const uintptr_t first = reinterpret_cast<uintptr_t>(begin) + FETCHED_AHEAD;
-  for (int64_t offset = 0; offset < bytes; offset += CACHE_LINE) {
-    __builtin_prefetch(reinterpret_cast<const void*>(first + static_cast<uintptr_t>(offset)), 0, 2);
-  }
-}
-
 // The same of logits where they lie, by the bits: as signed integers they have the order of the floats that are
 // positive, as unsigned ones the reverse order of those that are not. A maximum of integers costs half that of floats.
 template <class Signed, class Unsigned, class Widen>
@@ -243,7 +243,6 @@ static Measure measure_words(const Unsigned* words, int64_t count, Unsigned infi
 
 static Measure measure_logits(const Row& row, int64_t begin, int64_t count) {
   const char* data = row.data + begin * width_of(row.dtype);
-  fetch_ahead(data, count * width_of(row.dtype));
   if (row.dtype == DType::FLOAT32) {
     return measure_words<int32_t>(reinterpret_cast<const uint32_t*>(data), count, 0x7f800000u,
                                   [](uint32_t word) { return float_from_bits(word); });

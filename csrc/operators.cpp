@@ -144,7 +144,6 @@ Decided verify_plain(const Tensor& draft_token_ids, const Tensor& target, const 
   if (draft) {
     arguments.has_draft = true;
     arguments.draft = rows(draft, false, "draft");
-    arguments.draft_slots = arguments.batch;
   }
   if (draft_receipt) {
     arguments.receipt = doubles(draft_receipt, "draft_receipt");

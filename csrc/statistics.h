@@ -95,6 +95,7 @@ static bool measure_logit_blocks(const Row& row, int64_t shard, float* block_lar
   const int64_t end = (shard + 1) * SHARD < row.vocab ? (shard + 1) * SHARD : row.vocab;
   bool valid = true;
   for (int64_t begin = shard * SHARD; begin < end; begin += BLOCK) {
+    fetch_ahead(row.data + begin * width_of(row.dtype), BLOCK * width_of(row.dtype));
     const Measure measure = measure_logits(row, begin, end - begin < BLOCK ? end - begin : BLOCK);
     *block_largest++ = measure.largest;
     valid &= measure.valid;

@@ -78,6 +78,9 @@ static inline float weighing_bound(const Sampled& sampled, float largest) {
   return larger(sampled.statistics.float_threshold, ceil_to_float(bound));
 }
 
+// By how much the masses of rows that differ by a constant may differ: they are sums of float32 weights.
+constexpr double NEARLY_EQUAL = 0x1p-21;
+
 // Mass of a row in units of 2^exponent.
 static inline double mass_of(const Sampled& sampled, float exponent) {
   const double reference = reference_of(exponent, sampled.law);
@@ -91,8 +94,10 @@ static bool make_fast_residual(const Sampled& target, const Sampled& draft, Fast
   fast->target_bound = weighing_bound(target, target_max);
   fast->draft_bound = weighing_bound(draft, draft_max);
   double target_mass = target.statistics.weight_sum, draft_mass = draft.statistics.weight_sum;
-  // The largest weights of two peaks have to be 1 both, which they are relative to themselves.
+  // The largest weights of two peaks have to be 1 both, which they are relative to themselves, and rows that differ by
+  // a constant have equal differences to their largest values.
   fast->is_relative = !WEIGHS_BY_EXPONENT || target_mass < NEARLY_ONE || draft_mass < NEARLY_ONE ||
+                      (target_max != draft_max && fabs(target_mass - draft_mass) <= NEARLY_EQUAL * target_mass) ||
                       !exponent_of(target.law, target_max, &fast->target_exponent) ||
                       !exponent_of(draft.law, draft_max, &fast->draft_exponent);
   if (fast->is_relative) {
@@ -104,6 +109,7 @@ static bool make_fast_residual(const Sampled& target, const Sampled& draft, Fast
     target_mass = mass_of(target, fast->target_exponent), draft_mass = mass_of(draft, fast->draft_exponent);
   }
   fast->ratio = target_mass / draft_mass;
+  if (fast->is_relative && fabs(fast->ratio - 1.0) <= NEARLY_EQUAL) fast->ratio = 1.0;
   fast->scale = EXPONENT_SHIFT / target_mass;
   fast->sparse = target.parameters.filtered;
   // Only a receipt of another row leaves this range, in which weights stay normal numbers.

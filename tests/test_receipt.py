@@ -102,6 +102,19 @@ def test_tensor_parameters_of_a_receipt_are_compared_by_value() -> None:
         drafted.verify(temperature=temperature + 0.5, draft_receipt=drafted.receipt)
 
 
+def test_numbers_beside_a_tensor_are_compared_as_numbers() -> None:
+    temperature = torch.tensor([0.5, 1.0])
+    receipt = specker.sample(torch.zeros(2, 4), temperature=temperature, top_p=0.9, seed=1).receipt
+    # Tensors of them would be made on the default device, whose values may be out of reach.
+    torch.set_default_device("meta")
+    try:
+        receipt.check(4, torch.float32, Sampling(temperature, top_p=float("0.9")), False)
+        with pytest.raises(ValueError, match="expected one made with top_k 3, got 0"):
+            receipt.check(4, torch.float32, Sampling(temperature, top_k=3, top_p=0.9), False)
+    finally:
+        torch.set_default_device(None)
+
+
 def test_receipts_that_do_not_belong_together_do_not_stack() -> None:
     first = specker.sample(torch.zeros(2, 8), seed=0).receipt
     with pytest.raises(ValueError, match="receipts: expected at least one receipt, got none"):

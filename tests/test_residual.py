@@ -69,6 +69,21 @@ def test_equal_one_hot_rows_have_no_residual(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpp"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab", [3, 17, 9000])
+def test_rows_that_differ_by_a_constant_have_no_residual(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    for constant in (-3.0, 1.0, 0.5, 7.0):
+        # Eighths, whose sums with the constant are exact; the drafted token is impossible in both.
+        draft = torch.randint(-16, 17, (1, 1, vocab), generator=generator) / 8
+        draft[..., vocab - 1] = -math.inf
+        target = (draft + constant).repeat(1, 2, 1)
+        arguments = torch.tensor([[vocab - 1]]), target.to(dtype), draft.to(dtype)
+        result = specker.verify(*arguments, uniforms=UNIFORMS)
+        assert result.status.tolist() == [Status.RESIDUAL_EMPTY | Status.DRAFT_TOKEN_IMPOSSIBLE]
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
 def test_a_tail_in_a_shard_far_below_the_peak_is_recovered(device: torch.device) -> None:
     target, draft = torch.full((1, 2, 9000), -math.inf), torch.full((1, 1, 9000), -math.inf)
     target[..., 0], target[..., 5000], target[..., 1] = 0.0, -115.0, -150.0
