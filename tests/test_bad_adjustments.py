@@ -41,7 +41,7 @@ BAD = {
     "lists of unequal length": (
         {"logit_bias": LogitBias(_ZERO, torch.zeros(2, dtype=torch.int64), torch.zeros(1))},
         ValueError,
-        r"logit_bias.token_ids: expected shape \(1\), got \(2,\)",
+        r"logit_bias.token_ids: expected shape \(1,\), got \(2,\)",
     ),
     "a mask of booleans": (
         {"allowed_tokens": torch.ones(BATCH, VOCAB, dtype=torch.bool)},
@@ -66,7 +66,7 @@ BAD = {
     "a map of the wrong length": (
         {"draft_to_target_ids": torch.zeros(5, dtype=torch.int64)},
         ValueError,
-        r"draft_to_target_ids: expected shape \(70\), got \(5,\)",
+        r"draft_to_target_ids: expected shape \(70,\), got \(5,\)",
     ),
     "a map outside the vocabulary": (
         {"draft_to_target_ids": torch.full((VOCAB,), VOCAB)},

@@ -272,7 +272,7 @@ def test_unreachable_slots_may_hold_anything() -> None:
         ({"uniform_samples_for_final_sampling": torch.ones(3)}, ValueError, "uniform_samples_for_final_sampling: "),
         ({"accept_index": torch.zeros(2, 3).int()}, ValueError, "accept_index: expected at least 4 columns, got 3"),
         ({"accept_index": torch.zeros(2, 0).int()}, ValueError, "accept_index: expected at least one column"),
-        ({"accept_token_num": torch.zeros(3).int()}, ValueError, r"accept_token_num: expected shape \(2\)"),
+        ({"accept_token_num": torch.zeros(3).int()}, ValueError, r"accept_token_num: expected shape \(2,\)"),
         ({"predicts": torch.zeros(8)}, TypeError, "predicts: expected dtype int32 or int64"),
         ({"candidates": torch.zeros(2, 3).int()}, ValueError, r"candidates: expected shape \(2, 4\)"),
         ({"retrive_index": torch.zeros(2, 3).int()}, ValueError, r"retrive_index: expected shape \(2, 4\)"),
