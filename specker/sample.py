@@ -169,7 +169,7 @@ def sample(
         logit_bias: values added to single logits before temperature and filters.
         allowed_tokens: `(batch, words)` int32 bit mask of the tokens a row may give, bit `token % 32` of word
             `token // 32`.
-        seed: `(batch,)` int64, one stream a sequence; an int s means s + row; None draws seeds.
+        seed: `(batch,)` int64, one stream a sequence; an int s means s + row; None draws seeds by torch's generator.
         position: `(batch,)` int64 or int, absolute index in the sequence of the token drawn; None is 0.
 
     Returns:

@@ -71,7 +71,7 @@ def verify(
         draft_to_target_ids: `(draft_vocab,)` integers, the target id of each draft column, for drafts with a reduced
             vocabulary: `draft_logits` then has draft_vocab columns, `draft_token_ids` stay target ids, and the mass of
             columns that share a target id is added.
-        seed: `(batch,)` int64, one stream a sequence; an int s means s + row; None draws seeds.
+        seed: `(batch,)` int64, one stream a sequence; an int s means s + row; None draws seeds by torch's generator.
         position: `(batch,)` int64 or int, absolute index in the sequence of the first draft token; None is 0, and
             then the seed has to change between rounds.
         uniforms: `(batch, gamma + 1, 2)` float64 in [0, 1) in place of the generator: [..., 0] accepts, [..., 1] emits.

@@ -131,8 +131,10 @@ def test_the_prediction_is_the_mean_of_the_rounds_that_were() -> None:
     assert generation_report.predicted_tokens_per_round(stats) == pytest.approx((1.75 + 1.5 + 1.0) / 3)
 
 
+# A shell that starts the tests in the background has its children ignore the signal.
 INTERRUPTED = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from specker.cli import main
 sys.argv = ["specker", "generate", *sys.argv[1:]]
 main()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +15,8 @@ from .filter_rows import Filters, kept_by_sorting
 
 pytestmark = [pytest.mark.usefixtures("on_backend"), pytest.mark.parametrize("backend", ["cpp"])]
 # Vocabularies behind a bound of the kernels, with a last shard that is short, and of real models.
-VOCABS = (16_385, 20_001, 32_000, 50_257)
+# At the last two a bracket by the sample holds more than can be gathered, and is narrowed.
+VOCABS = (16_385, 20_001, 32_000, 50_257, 151_936, 262_144)
 ROWS = 12
 
 
@@ -57,6 +61,18 @@ def test_wide_kept_sets_are_those_of_a_sort(kind: str, min_p: float) -> None:
         np.testing.assert_allclose(receipt.values[:, 3].numpy(), kept.weight_sum, rtol=1e-6)
         wide += int((kept.count > 4096).sum())
     assert wide > ROWS
+
+
+def test_a_wide_nucleus_of_a_large_vocabulary_costs_some_plain_rows() -> None:
+    logits = torch.randn(8, 151_936, generator=torch.Generator().manual_seed(3))
+    times: dict[float, list[float]] = {0.95: [], 1.0: []}
+    for _ in range(9):
+        for top_p, taken in times.items():
+            start = time.process_time()
+            specker.sample(logits, top_p=top_p, seed=0)
+            taken.append(time.process_time() - start)
+    # 6 to 12 here; a search of the whole row by its bits takes 40.
+    assert statistics.median(times[0.95]) < 25 * statistics.median(times[1.0])
 
 
 def test_a_wide_threshold_is_sharp() -> None:
