@@ -78,8 +78,9 @@ def same(left: Results, right: Results) -> bool:
 def call_from_threads() -> bool:
     """Return whether threads that call at once, each with threads of its own, give the results of a single one."""
     generator = torch.Generator().manual_seed(SEED)
-    logits = torch.randn(4, 3, 30001, generator=generator) * 3
-    tokens = torch.randint(0, 30001, (4, 2), generator=generator)
+    # One sequence of fewer than 131,072 logits stays on one thread.
+    logits = torch.randn(4, 3, 45_001, generator=generator) * 3
+    tokens = torch.randint(0, 45_001, (4, 2), generator=generator)
     torch.set_num_threads(1)
     expected = large_results(logits, tokens)
     torch.set_num_threads(2)
