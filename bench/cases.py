@@ -111,7 +111,8 @@ def make_inputs(case: Case, sampling: specker.Sampling, device: torch.device, se
         distance = abs(expected - case.typical_accepted)
         if distance < nearest:
             seeded = _with_seeds(candidate, sampling, expected if case.batch > 1 else case.typical_accepted)
-            nearest, inputs = (nearest, inputs) if seeded is None else (distance, seeded)
+            if seeded is not None:
+                nearest, inputs = distance, seeded
         if nearest <= 0.2 * case.typical_accepted:
             break
     if inputs is None:

@@ -11,6 +11,8 @@ import torch
 import specker
 from specker import operators
 
+from .differential import NAMESPACES
+
 BATCH, GAMMA, VOCAB = 3, 2, 16
 
 
@@ -93,7 +95,6 @@ VERIFY_CASES = {
         "draft_is_probs": True,
     },
 }
-NAMESPACES = {"reference": "specker_reference", "cpp": "specker", "triton": "specker_triton"}
 
 
 @pytest.mark.usefixtures("on_backend")

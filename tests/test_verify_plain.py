@@ -12,9 +12,9 @@ from specker import plain, rounds
 from specker.sampling import Sampling
 
 from . import random_calls
+from .differential import NAMESPACES
 from .random_calls import CallMaker
 
-NAMESPACES = {"reference": "specker_reference", "cpp": "specker", "triton": "specker_triton"}
 ARGUMENTS = (
     "draft_token_ids", "target", "draft", "draft_receipt", "temperature", "top_k", "top_p", "min_p", "seed", "position",
 )  # fmt: skip
